@@ -1,0 +1,1 @@
+"""glm-accelerate: train GLM models fast, in little memory, without stalls."""

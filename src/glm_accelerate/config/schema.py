@@ -1,0 +1,233 @@
+"""What a user may say, and every default: one frozen model a section, one docstring a field.
+
+Nothing below the command line reads a file or an environment variable to learn a setting; each part
+receives its own section or plain arguments. Values that follow from these are computed in `plan/resolve`.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Auto = Literal["auto"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """Frozen, strict, and closed: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """Which model is trained."""
+
+    path: str
+    """A directory in Hugging Face form, or the name of one on Hugging Face or ModelScope (`modelscope:NAME`)."""
+    dtype: DtypeName = "bfloat16"
+    """How frozen weights are kept. Full fine-tuning trains float32 master weights whatever stands here."""
+
+
+class AdaptSection(Section):
+    """What is trained of it."""
+
+    method: Literal["lora", "full", "freeze", "prefix"] = "lora"
+    """lora: small matrices beside linear layers; full: everything; freeze: the last layers; prefix: P-tuning v2."""
+    rank: int = Field(8, ge=1)
+    """LoRA: rank of the added matrices."""
+    alpha: float = Field(32.0, gt=0)
+    """LoRA: the added product is scaled by alpha / rank."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """LoRA: dropout on the adapter's input; prefix: on the prefix."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """LoRA: which linear layers, by the last part of their name. A name that matches nothing is an error."""
+    base: Auto | DtypeName = "auto"
+    """How the frozen base is kept; auto: as `model.dtype`."""
+    layers: int = Field(2, ge=1)
+    """freeze: how many of the last layers train."""
+    prefix_tokens: int = Field(128, ge=1)
+    """prefix: how many virtual tokens stand before each document."""
+
+
+class Source(Section):
+    """One data file and how often its samples are drawn in an epoch."""
+
+    path: str
+    """A JSONL file."""
+    weight: float = Field(1.0, gt=0)
+    """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch."""
+
+
+def _as_sources(value: object) -> object:
+    items = value if isinstance(value, list) else [value]
+    return [{"path": item} if isinstance(item, str) else item for item in items]
+
+
+Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
+
+
+class DataSection(Section):
+    """What it is trained on."""
+
+    train: Sources = Field(min_length=1)
+    """A JSONL file, or a list of files, each with an optional weight."""
+    dev: Sources | None = None
+    """Held-out data; without it nothing is evaluated."""
+    format: Literal["auto", "messages", "conversations", "alpaca", "sharegpt", "text"] = "auto"
+    """The form of a line; auto: seen from its keys."""
+    template: Auto | Literal["chatglm2", "chatglm3", "glm4", "glm4-0414"] = "auto"
+    """How a conversation is written for the model; auto: as its own tokenizer files say."""
+    train_on: Literal["all", "last"] = "all"
+    """Learn every assistant turn, or only the last."""
+    labels: Literal["exact", "stock"] = "exact"
+    """exact: everything the model has to produce; stock: as the stock script labels, bit for bit, to compare."""
+    max_tokens: int = Field(2048, ge=16)
+    """No sample is longer than this."""
+    overlong: Literal["truncate", "drop", "error"] = "truncate"
+    """A longer one: shorten its prompt and keep the answer, leave it out, or stop."""
+    batching: Literal["pack", "bucket", "pad"] = "pack"
+    """pack: whole documents side by side in one row; bucket: neighbours in length; pad: the stock way."""
+    skip_bad: int = Field(0, ge=0)
+    """How many unreadable lines a file may have before it is an error."""
+    workers: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Processes that tokenize; auto: one a core, at most 16."""
+    cache: Auto | str = "auto"
+    """Where tokenized data is kept; auto: in the user's cache directory."""
+
+
+class TrainSection(Section):
+    """For how long."""
+
+    steps: int | None = Field(None, ge=1)
+    """Optimizer updates; or say `epochs`."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the data; the default is one."""
+    step_samples: int | None = Field(None, ge=1)
+    """Samples in one optimizer update, over all devices; the default is 16. Or say `step_tokens`."""
+    step_tokens: int | None = Field(None, ge=1)
+    """Tokens in one optimizer update, over all devices."""
+    micro_tokens: Auto | Annotated[int, Field(ge=64)] = "auto"
+    """Tokens in one forward pass; auto: what the plan finds."""
+    seed: int = 0
+    """Decides the order of the samples, new weights and dropout."""
+    max_bad_steps: int = Field(10, ge=1)
+    """Stop after so many steps in a row whose gradients are not finite."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("say steps or epochs, not both")
+        if self.step_samples is not None and self.step_tokens is not None:
+            raise ValueError("say step_samples or step_tokens, not both")
+        return self
+
+
+class PrecisionSection(Section):
+    """In which numbers."""
+
+    compute: Literal["float32", "bfloat16"] = "bfloat16"
+    """Matrix products and activations; sums, norms and the loss are float32 inside."""
+
+
+class OptimSection(Section):
+    """How the weights move."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """adamw: two float32 moments a weight; adafactor: rows and columns only."""
+    learning_rate: float = Field(5e-4, gt=0)
+    """The highest rate of the schedule."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay of matrices; norms and biases never decay."""
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
+    """adamw: decay of the two moments."""
+    epsilon: float = Field(1e-8, gt=0)
+    """adamw: added to the root of the second moment."""
+    schedule: Literal["linear", "cosine", "wsd", "constant"] = "cosine"
+    """The rate after warm-up; wsd: constant, then a linear fall over the last `decay` of the run."""
+    warmup: float = Field(0.03, ge=0)
+    """Linear rise at the start: a share of the run if below 1, else steps."""
+    decay: float = Field(0.2, gt=0, le=1)
+    """wsd: share of the run in which the rate falls."""
+    floor: float = Field(0.0, ge=0, le=1)
+    """The rate at the end, as a share of the highest."""
+    clip: float = Field(1.0, ge=0)
+    """Largest norm of all gradients together; 0 never clips."""
+
+
+class MemorySection(Section):
+    """How memory is saved."""
+
+    recompute: Auto | Literal["off", "blocks"] = "auto"
+    """blocks: keep only each block's input and compute the rest again in the backward pass."""
+    offload: Auto | Literal["off"] = "auto"
+    """Moving state to host memory; nothing is moved yet, and the plan says so."""
+    limit: Auto = "auto"
+    """How much device memory may be used; auto: all that is free."""
+
+
+class ParallelSection(Section):
+    """Over how many devices."""
+
+    shard: Auto | Literal["off", "full"] = "auto"
+    """How state is divided among ranks; one rank has nothing to divide, and the plan says so."""
+
+
+class CheckpointSection(Section):
+    """What is kept."""
+
+    every: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Steps between checkpoints; auto: a tenth of the run, at most 500. One is always written at the end."""
+    keep_last: int = Field(3, ge=1)
+    """How many of the newest stay."""
+    keep_best: int = Field(1, ge=0)
+    """How many of those with the lowest held-out loss stay besides."""
+    codec: Auto | Literal["none", "zstd"] = "auto"
+    """Compression; files are written as they are for now, and the plan says so."""
+
+
+class EvaluateSection(Section):
+    """How progress is judged."""
+
+    every: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Steps between evaluations; auto: with each checkpoint."""
+    where: Auto | Literal["inline"] = "auto"
+    """inline: training waits."""
+    samples: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Held-out samples a time, always the same ones; auto: at most 256."""
+    metrics: list[Literal["loss", "exact_match"]] = ["loss"]
+    """exact_match: the greedy answer equals the reference, white space aside."""
+    max_new_tokens: int = Field(256, ge=1)
+    """exact_match: longest answer."""
+
+
+class ObserveSection(Section):
+    """Who looks on."""
+
+    sinks: list[Literal["tensorboard", "swanlab"]] = []
+    """Where events go besides events.jsonl and the console."""
+
+
+class RunConfig(Section):
+    """One run, as the user said it. Never changed after parsing."""
+
+    model: ModelSection
+    """Which model is trained."""
+    adapt: AdaptSection = AdaptSection()
+    """What is trained of it."""
+    data: DataSection
+    """What it is trained on."""
+    train: TrainSection = TrainSection()
+    """For how long."""
+    precision: PrecisionSection = PrecisionSection()
+    """In which numbers."""
+    optim: OptimSection = OptimSection()
+    """How the weights move."""
+    memory: MemorySection = MemorySection()
+    """How memory is saved."""
+    parallel: ParallelSection = ParallelSection()
+    """Over how many devices."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """What is kept."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """How progress is judged."""
+    observe: ObserveSection = ObserveSection()
+    """Who looks on."""
