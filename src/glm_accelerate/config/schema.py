@@ -22,7 +22,7 @@ class ModelSection(Section):
     """Which model is trained."""
 
     path: str
-    """A directory in Hugging Face form, or the name of one on Hugging Face or ModelScope (`modelscope:NAME`)."""
+    """A directory in Hugging Face form, or a name on Hugging Face or ModelScope (`modelscope:NAME`)."""
     dtype: DtypeName = "bfloat16"
     """How frozen weights are kept. Full fine-tuning trains float32 master weights whatever stands here."""
 
@@ -31,7 +31,7 @@ class AdaptSection(Section):
     """What is trained of it."""
 
     method: Literal["lora", "full", "freeze", "prefix"] = "lora"
-    """lora: small matrices beside linear layers; full: everything; freeze: the last layers; prefix: P-tuning v2."""
+    """lora: small matrices beside linear layers; full: all; freeze: the last layers; prefix: P-tuning v2."""
     rank: int = Field(8, ge=1)
     """LoRA: rank of the added matrices."""
     alpha: float = Field(32.0, gt=0)
@@ -79,7 +79,7 @@ class DataSection(Section):
     train_on: Literal["all", "last"] = "all"
     """Learn every assistant turn, or only the last."""
     labels: Literal["exact", "stock"] = "exact"
-    """exact: everything the model has to produce; stock: as the stock script labels, bit for bit, to compare."""
+    """exact: all that the model has to produce; stock: as the stock script labels, to compare."""
     max_tokens: int = Field(2048, ge=16)
     """No sample is longer than this."""
     overlong: Literal["truncate", "drop", "error"] = "truncate"

@@ -1,0 +1,287 @@
+"""Prepared samples on disk: written once under the name of their content, read as memory-mapped arrays.
+
+<key>/ tokens.bin   int32, all samples side by side; a learnt token t stands as ~t, so targets cost nothing
+       offsets.bin  int64, where each sample starts, and the end     targets.bin  int32, learnt tokens a sample
+       places.bin   int32, the line it came from                     report.json  what went in, what was left out
+"""
+
+import bisect
+import hashlib
+import json
+import mmap
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .types import Place, Sample
+
+FORMAT_VERSION = 1  # part of every key: raise it when what is written, or how text is encoded, changes
+REMARKS_KEPT = 5  # of each kind
+
+Int32s = NDArray[np.int32]
+
+_KINDS = {"tokens": np.int32, "offsets": np.int64, "targets": np.int32, "places": np.int32}
+
+
+class BrokenStore(ValueError):
+    """A directory that does not hold what its report says. It is built again."""
+
+
+class Span(NamedTuple):
+    """The samples start..stop-1 come from one source and are drawn `weight` times an epoch."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One line that did not go in as it was written, and why."""
+
+    place: Place
+    reason: str  # "kind", or "kind: more"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What went in and what did not. `remarks` name the first few lines of each kind."""
+
+    samples: int
+    tokens: int
+    targets: int
+    truncated: int
+    dropped: Mapping[str, int]  # reason -> samples
+    bad: int  # unreadable lines passed over
+    bytes: int  # size of the source files
+    remarks: tuple[Remark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Encoded samples side by side, as they will stand in the files."""
+
+    tokens: Int32s  # learnt ones complemented
+    lengths: Int32s
+    targets: Int32s
+    lines: Int32s
+    truncated: int
+    dropped: Mapping[str, int]
+    bad: tuple[int, ...]  # line numbers
+    remarks: tuple[Remark, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The prepared samples of one source file."""
+
+    key: str
+    path: Path  # of the source now; the directory knows only its content
+    weight: float
+    report: StoreReport
+    tokens: Int32s
+    offsets: NDArray[np.int64]
+    targets: Int32s
+    places: Int32s
+
+
+@dataclass(frozen=True)
+class Store:
+    """Samples of several sources, numbered through. Nothing is read before it is asked for."""
+
+    parts: tuple[Part, ...]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, number: int) -> Sample:
+        part, local = self._locate(number)
+        raw = part.tokens[part.offsets[local] : part.offsets[local + 1]]
+        return Sample(_plain(raw), raw < 0, Place(str(part.path), int(part.places[local])))
+
+    def tokens_of(self, number: int) -> Int32s:
+        part, local = self._locate(number)
+        return _plain(part.tokens[part.offsets[local] : part.offsets[local + 1]])
+
+    @cached_property
+    def lengths(self) -> Int32s:
+        """Tokens in each sample."""
+        return np.concatenate([np.diff(part.offsets).astype(np.int32) for part in self.parts])
+
+    @cached_property
+    def targets(self) -> Int32s:
+        """Learnt tokens in each sample."""
+        return np.concatenate([part.targets for part in self.parts])
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Which sample numbers belong to which source."""
+        ends = zip(self._starts, self._starts[1:], self.parts, strict=False)
+        return tuple(Span(start, stop, part.weight) for start, stop, part in ends)
+
+    @cached_property
+    def report(self) -> StoreReport:
+        reports = [part.report for part in self.parts]
+        return StoreReport(
+            samples=sum(report.samples for report in reports),
+            tokens=sum(report.tokens for report in reports),
+            targets=sum(report.targets for report in reports),
+            truncated=sum(report.truncated for report in reports),
+            dropped=dict(sum((Counter(report.dropped) for report in reports), Counter[str]())),
+            bad=sum(report.bad for report in reports),
+            bytes=sum(report.bytes for report in reports),
+            remarks=tuple(remark for report in reports for remark in report.remarks),
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Says which samples stand under which number, whatever directory they came from."""
+        return hashlib.sha256("\n".join(part.key for part in self.parts).encode()).hexdigest()
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for part in self.parts:
+            starts.append(starts[-1] + part.report.samples)
+        return starts
+
+    def _locate(self, number: int) -> tuple[Part, int]:
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        which = bisect.bisect_right(self._starts, number) - 1
+        return self.parts[which], number - self._starts[which]
+
+
+def _plain(raw: Int32s) -> Int32s:
+    return raw ^ (raw >> 31)  # ~t where negative
+
+
+def open_part(directory: Path, path: Path, weight: float) -> Part:
+    """Maps what stands in `directory`, prepared from a file that is now at `path`; BrokenStore if it is damaged."""
+    report = _read_report(directory, path)
+    counts = {
+        "tokens": report.tokens,
+        "offsets": report.samples + 1,
+        "targets": report.samples,
+        "places": report.samples,
+    }
+    arrays = {name: _map(directory / f"{name}.bin", counts[name], kind) for name, kind in _KINDS.items()}
+    offsets = arrays["offsets"]
+    if offsets[0] != 0 or offsets[-1] != report.tokens:
+        raise BrokenStore(f"{directory}: offsets.bin does not span tokens.bin")
+    return Part(directory.name, path, weight, report, **arrays)
+
+
+def _read_report(directory: Path, path: Path) -> StoreReport:
+    try:
+        said: dict[str, Any] = json.loads((directory / "report.json").read_bytes())
+        if said.pop("version") != FORMAT_VERSION:
+            raise BrokenStore(f"{directory}: another format version")
+        remarks = tuple(Remark(Place(str(path), line), reason) for line, reason in said.pop("remarks"))
+        return StoreReport(**said, remarks=remarks)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise BrokenStore(f"{directory}: report.json: {error}") from error
+
+
+def _map(path: Path, count: int, kind: type[np.generic]) -> NDArray[Any]:
+    size = count * np.dtype(kind).itemsize
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                raise BrokenStore(f"{path}: {found} bytes, not {size}")
+            if size == 0:  # nothing can be mapped
+                return np.zeros(0, kind)
+            # A plain array over a mapping: slicing np.memmap costs several times as much.
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), kind)
+    except OSError as error:
+        raise BrokenStore(f"{path}: {error.strerror}") from error
+
+
+class Writer:
+    """Fills a directory that nobody reads until `publish` gives it its name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = {name: (directory / f"{name}.bin").open("wb") for name in _KINDS}
+        self._files["offsets"].write(bytes(8))
+        self._samples = self._tokens = self._targets = self._truncated = self._bad = 0
+        self._dropped = Counter[str]()
+        self._remarks: dict[str, list[Remark]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        for file in self._files.values():
+            # After a full disk, closing fails once more; the first failure is the one to tell.
+            with suppress(OSError):
+                file.close()
+
+    @property
+    def bytes_written(self) -> int:
+        return 4 * self._tokens + 16 * self._samples
+
+    def append(self, block: Block) -> None:
+        ends = self._tokens + np.cumsum(block.lengths, dtype=np.int64)
+        self._files["tokens"].write(block.tokens.data)
+        self._files["offsets"].write(ends.data)
+        self._files["targets"].write(block.targets.data)
+        self._files["places"].write(block.lines.data)
+        self._samples += len(block.lengths)
+        self._tokens += len(block.tokens)
+        self._targets += int(block.targets.sum())
+        self._truncated += block.truncated
+        self._bad += len(block.bad)
+        self._dropped.update(block.dropped)
+        for remark in block.remarks:
+            kept = self._remarks.setdefault(remark.reason.partition(":")[0], [])
+            if len(kept) < REMARKS_KEPT:
+                kept.append(remark)
+
+    def publish(self, destination: Path, source_bytes: int) -> None:
+        """Everything on disk first, then one rename. If another process was first, its result stands."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        report = {
+            "version": FORMAT_VERSION,
+            "samples": self._samples,
+            "tokens": self._tokens,
+            "targets": self._targets,
+            "truncated": self._truncated,
+            "dropped": dict(self._dropped),
+            "bad": self._bad,
+            "bytes": source_bytes,
+            "remarks": [[remark.place.line, remark.reason] for kept in self._remarks.values() for remark in kept],
+        }
+        with (self._directory / "report.json").open("w", encoding="utf-8") as file:
+            json.dump(report, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self._directory)
+        try:
+            self._directory.rename(destination)
+        except OSError:
+            if not (destination / "report.json").exists():
+                raise
+        _sync(destination.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+

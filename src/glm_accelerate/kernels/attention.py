@@ -1,0 +1,87 @@
+"""Causal attention over packed rows: documents lie side by side and never see each other.
+
+Letters: B rows, T tokens, S cached tokens, N query heads, K key/value heads, D head width, P prefix tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def attention(
+    q_BTND: Tensor,
+    k_BTKD: Tensor,
+    v_BTKD: Tensor,
+    lengths: Sequence[int] | None,
+    prefix: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Returns out_BTND. `lengths` tile the flattened rows (None: every row is one document).
+
+    `prefix` is (keys, values), each of shape KPD, that stand before every document, seen by all of it.
+    """
+    groups = q_BTND.shape[2] // k_BTKD.shape[2]
+    k_BTND, v_BTND = _repeat(k_BTKD, groups), _repeat(v_BTKD, groups)
+    if lengths is None:
+        return _one(q_BTND, k_BTND, v_BTND, prefix)
+    shape = q_BTND.shape
+    rows = (tensor.reshape(1, -1, *shape[2:]) for tensor in (q_BTND, k_BTND, v_BTND))
+    parts = zip(*(row.split(list(lengths), dim=1) for row in rows), strict=True)
+    return torch.cat([_one(q, k, v, prefix) for q, k, v in parts], dim=1).view(shape)
+
+
+def attend_cache(
+    q_B1ND: Tensor,
+    k_BSKD: Tensor,
+    v_BSKD: Tensor,
+    lengths_B: Tensor,
+    prefix: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """One new token a row against a cache of which row b has filled lengths_B[b]. Returns out_B1ND."""
+    B, _, N, _ = q_B1ND.shape
+    groups = N // k_BSKD.shape[2]
+    keys, values = (_repeat(tensor, groups).transpose(1, 2) for tensor in (k_BSKD, v_BSKD))
+    seen_BS = torch.arange(keys.shape[2], device=q_B1ND.device) < lengths_B[:, None]
+    if prefix is not None:
+        before, before_values = (_before(tensor, B, N).to(q_B1ND.dtype) for tensor in prefix)
+        keys, values = torch.cat((before, keys), 2), torch.cat((before_values, values), 2)
+        seen_BS = torch.cat((seen_BS.new_ones(B, before.shape[2]), seen_BS), 1)
+    out = scaled_dot_product_attention(q_B1ND.transpose(1, 2), keys, values, attn_mask=seen_BS[:, None, None])
+    return out.transpose(1, 2)
+
+
+def _one(q_BTND: Tensor, k_BTND: Tensor, v_BTND: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+    q_BNTD, k_BNTD, v_BNTD = (tensor.transpose(1, 2) for tensor in (q_BTND, k_BTND, v_BTND))
+    if prefix is None:
+        return scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True).transpose(1, 2)
+    B, N, T, _ = q_BNTD.shape
+    seen, seen_values = (_before(tensor, B, N).to(q_BNTD.dtype) for tensor in prefix)
+    P = seen.shape[2]
+    mask_TS = torch.ones(T, P + T, dtype=torch.bool, device=q_BNTD.device).tril(P)
+    out = scaled_dot_product_attention(
+        q_BNTD, torch.cat((seen, k_BNTD), 2), torch.cat((seen_values, v_BNTD), 2), attn_mask=mask_TS
+    )
+    return out.transpose(1, 2)
+
+
+def _before(x_KPD: Tensor, B: int, N: int) -> Tensor:
+    return x_KPD.repeat_interleave(N // x_KPD.shape[0], dim=0).expand(B, -1, -1, -1)
+
+
+def _repeat(x_BTKD: Tensor, groups: int) -> Tensor:
+    return x_BTKD if groups == 1 else x_BTKD.repeat_interleave(groups, dim=2)
+
+
+def attention_reference(
+    q_BTND: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, lengths: Sequence[int] | None
+) -> Tensor:
+    """The same by definition: one dense mask, a softmax and two products. For tests."""
+    B, T, N, D = q_BTND.shape
+    tiles = [T] * B if lengths is None else list(lengths)
+    document = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles)).view(B, T)
+    seen_BTT = (document[:, :, None] == document[:, None, :]) & torch.ones(T, T, dtype=torch.bool).tril()
+    k, v = (_repeat(tensor, N // tensor.shape[2]) for tensor in (k_BTKD, v_BTKD))
+    scores = torch.einsum("btnd,bsnd->bnts", q_BTND, k) * D**-0.5
+    scores = scores.masked_fill(~seen_BTT[:, None].to(scores.device), float("-inf"))
+    return torch.einsum("bnts,bsnd->btnd", scores.softmax(-1), v)

@@ -1,0 +1,105 @@
+"""LoRA: out = x W^T + (alpha / rank) * dropout(x) A^T B^T, with W frozen and A, B small and float32."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear
+
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.families import FAMILIES
+from glm_accelerate.models.linear import Linear
+from glm_accelerate.runtime.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """`targets` names layers by the last part of their name, ours or the checkpoint's; "all-linear": every one."""
+
+    rank: int = 8
+    alpha: float = 32.0
+    dropout: float = 0.1
+    targets: str | Sequence[str] = "all-linear"
+    root_scale: bool = False  # alpha / sqrt(rank), as adapters trained with rsLoRA have it
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.root_scale else self.rank)
+
+
+class LoraLinear(Linear):
+    """A linear layer that keeps its own names and adds lora_A (rank x inputs) and lora_B (outputs x rank)."""
+
+    def __init__(self, around: Linear, settings: LoraSettings, generator: torch.Generator) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.bias = around.weight, around.bias
+        bound = 1 / math.sqrt(around.inputs)  # what kaiming_uniform(a=sqrt(5)) comes to
+        A = torch.empty(settings.rank, around.inputs).uniform_(-bound, bound, generator=generator)
+        device = around.weight.device
+        self.lora_A = nn.Parameter(A.to(device))
+        self.lora_B = nn.Parameter(torch.zeros(around.outputs, settings.rank, device=device))
+        self.scale, self.share = settings.scale, settings.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        down = linear(dropout(x, self.share, self.training), self.lora_A.to(x.dtype))
+        return super().forward(x) + linear(down * self.scale, self.lora_B.to(x.dtype))
+
+    def merged(self) -> Linear:
+        """The plain layer that computes the same without dropout."""
+        with torch.device("meta"):
+            plain = Linear(self.inputs, self.outputs, bias=False)
+        delta = self.scale * (self.lora_B.float() @ self.lora_A.float())
+        plain.weight = nn.Parameter((self.weight.float() + delta).to(self.weight.dtype), requires_grad=False)
+        plain.bias = self.bias
+        return plain
+
+
+def adapted_layers(model: Decoder) -> list[tuple[str, LoraLinear]]:
+    """Every layer that has an adapter."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear)]
+
+
+def linear_layers(model: Decoder) -> list[tuple[str, Linear]]:
+    """Every linear layer inside the blocks."""
+    found = ((name, module) for name, module in model.named_modules() if name.startswith("layers."))
+    return [(name, module) for name, module in found if isinstance(module, Linear)]
+
+
+def choose_layers(model: Decoder, targets: str | Sequence[str]) -> list[tuple[str, Linear]]:
+    """The layers that `targets` names. A name that matches nothing is an error that lists what there is."""
+    every = linear_layers(model)
+    if targets == "all-linear":
+        return every
+    family = FAMILIES[model.origin.family]
+    asked = [targets] if isinstance(targets, str) else list(targets)
+    chosen: list[tuple[str, Linear]] = []
+    for name, layer in every:
+        spellings = (f".{name}", f".{family.module(name)}")
+        if any(spelling.endswith(f".{target}") for spelling in spellings for target in asked):
+            chosen.append((name, layer))
+    endings = {f".{name}" for name, _ in every} | {f".{family.module(name)}" for name, _ in every}
+    for target in asked:
+        if not any(ending.endswith(f".{target}") for ending in endings):
+            there = sorted({ending.rpartition(".")[2] for ending in endings})
+            raise UserError(f"adapt.targets: no layer is called {target!r}", cure=f"there are {', '.join(there)}")
+    return chosen
+
+
+def add_lora(model: Decoder, settings: LoraSettings, seed: int = 0) -> None:
+    """Freeze the model and put adapters into it, in place."""
+    if adapted_layers(model):
+        raise UserError("the model has adapters already", cure="merge them first")
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, layer in choose_layers(model, settings.targets):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, LoraLinear(layer, settings, generator))
+
+
+def merge(model: Decoder) -> None:
+    """Add every adapter into its layer and drop it, in place."""
+    for name, layer in adapted_layers(model):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, layer.merged())

@@ -1,0 +1,63 @@
+"""Grouped-query attention with partial rotary positions.
+
+Head counts come from the tensors' shapes, so a sharded layer needs no change here.
+Letters: B rows, T tokens, H width, N query heads, K key/value heads, D head width.
+"""
+
+from torch import Tensor, nn
+
+from glm_accelerate.kernels.attention import attend_cache, attention
+from glm_accelerate.kernels.choose import attention_dtype
+from glm_accelerate.kernels.rope import rope
+from glm_accelerate.models.cache import KeyValueCache
+from glm_accelerate.models.layout import Layout
+from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.sizes import Sizes
+
+Tables = tuple[Tensor, Tensor]  # cos and sin of the positions
+Prefix = tuple[Tensor, Tensor]  # keys and values that stand before every document
+
+
+class Attention(nn.Module):
+    """Queries, keys and values from one matrix where the checkpoint has one (ChatGLM), else from three."""
+
+    def __init__(self, sizes: Sizes, layer: int) -> None:
+        super().__init__()
+        D, bias = sizes.head_width, sizes.qkv_bias
+        query, key = sizes.heads * D, sizes.kv_heads * D
+        if sizes.fused_qkv:
+            self.query_key_value = Linear(sizes.width, query + 2 * key, bias)
+        else:
+            self.q_proj = Linear(sizes.width, query, bias)
+            self.k_proj = Linear(sizes.width, key, bias)
+            self.v_proj = Linear(sizes.width, key, bias)
+        self.o_proj = Linear(query, sizes.width, bias=False)
+        self.fused, self.head_width, self.layer = sizes.fused_qkv, D, layer
+        self.groups = sizes.heads // sizes.kv_heads
+
+    def forward(
+        self,
+        x_BTH: Tensor,
+        layout: Layout,
+        tables: Tables,
+        prefix: Prefix | None,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        dtype = attention_dtype(x_BTH.device, x_BTH.dtype)
+        q, k, v = (part.unflatten(-1, (-1, self.head_width)).to(dtype) for part in self._project(x_BTH))
+        q_BTND, k_BTKD = rope(q, *tables), rope(k, *tables)
+        if cache is not None and cache.filled:
+            keys, values = cache.append(self.layer, k_BTKD, v)
+            out = attend_cache(q_BTND, keys, values, cache.lengths_B + 1, prefix)
+        else:
+            if cache is not None:
+                cache.fill(self.layer, k_BTKD, v, layout.lengths)
+            out = attention(q_BTND, k_BTKD, v, None if layout.whole_rows else layout.lengths, prefix)
+        return self.o_proj(out.flatten(-2).to(x_BTH.dtype))
+
+    def _project(self, x_BTH: Tensor) -> tuple[Tensor, ...]:
+        if not self.fused:
+            return self.q_proj(x_BTH), self.k_proj(x_BTH), self.v_proj(x_BTH)
+        qkv = self.query_key_value(x_BTH)
+        key = qkv.shape[-1] // (self.groups + 2)  # [q | k | v], with `groups` query heads a key head
+        return qkv.split((qkv.shape[-1] - 2 * key, key, key), dim=-1)

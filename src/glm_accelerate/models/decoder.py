@@ -1,0 +1,104 @@
+"""The decoder of every dense GLM: ChatGLM2/3, GLM-4 and GLM-4-0414. Single-device, ordinary PyTorch.
+
+Letters: B rows, T tokens, H width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from torch.utils.checkpoint import checkpoint
+
+from glm_accelerate.kernels.choose import attention_dtype
+from glm_accelerate.kernels.rope import rope_tables
+from glm_accelerate.models.attention import Attention, Prefix, Tables
+from glm_accelerate.models.cache import KeyValueCache
+from glm_accelerate.models.layout import Layout
+from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.mlp import MLP
+from glm_accelerate.models.norm import RMSNorm
+from glm_accelerate.models.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a model came from: its family's name, its config.json, and its directory."""
+
+    family: str
+    config: dict[str, Any]
+    path: str
+
+
+class Block(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)); GLM-4-0414 also norms what each branch returns."""
+
+    def __init__(self, sizes: Sizes, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
+        self.self_attn = Attention(sizes, layer)
+        self.post_attention_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)  # before the MLP
+        self.mlp = MLP(sizes)
+        self.sandwich = sizes.sandwich
+        if sizes.sandwich:
+            self.post_self_attn_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
+            self.post_mlp_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
+
+    def forward(
+        self,
+        x_BTH: Tensor,
+        layout: Layout,
+        tables: Tables,
+        prefix: Prefix | None,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(x_BTH), layout, tables, prefix, cache)
+        x_BTH = x_BTH + (self.post_self_attn_layernorm(attended) if self.sandwich else attended)
+        made = self.mlp(self.post_attention_layernorm(x_BTH))
+        return x_BTH + (self.post_mlp_layernorm(made) if self.sandwich else made)
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, norm, head. `compute` is the dtype of activations; `recompute` trades time for memory."""
+
+    def __init__(self, sizes: Sizes, origin: Origin) -> None:
+        super().__init__()
+        self.sizes, self.origin = sizes, origin
+        self.compute: torch.dtype | None = None  # None: as the embedding is kept
+        self.recompute = False
+        self.embed = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
+        self.layers = nn.ModuleList(Block(sizes, layer) for layer in range(sizes.layers))
+        self.norm = RMSNorm(sizes.width, sizes.norm_epsilon)
+        self.head = Linear(sizes.width, sizes.vocabulary, bias=False)
+        if sizes.tied:
+            self.head.weight = self.embed
+        self.prefix: nn.Module | None = None  # P-tuning v2: gives every layer keys and values
+
+    def hidden(self, tokens_BT: Tensor, layout: Layout, cache: KeyValueCache | None = None) -> Tensor:
+        """What the head reads, normed. Packed documents of `layout` never see each other."""
+        x_BTH = embedding(tokens_BT, self.embed)
+        x_BTH = x_BTH if self.compute is None else x_BTH.to(self.compute)
+        inside = attention_dtype(x_BTH.device, x_BTH.dtype)
+        cos, sin = rope_tables(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)
+        tables = (cos.to(inside), sin.to(inside))
+        prefixes: list[Prefix | None] = (
+            self.prefix() if self.prefix is not None else [None] * len(self.layers)
+        )
+        for block, prefix in zip(self.layers, prefixes, strict=True):
+            if self.recompute and torch.is_grad_enabled():
+                x_BTH = checkpoint(block, x_BTH, layout, tables, prefix, None, use_reentrant=False)
+            else:
+                x_BTH = block(x_BTH, layout, tables, prefix, cache)
+        if cache is not None:
+            cache.advance(None if cache.filled else layout.lengths)
+        return self.norm(x_BTH)
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Logits of every position. Positions that restart mark packed documents; else a row is one."""
+        B, T = tokens_BT.shape
+        if positions_BT is None:
+            layout = Layout.of_documents([(T,)] * B, tokens_BT.device)
+        else:
+            layout = Layout.of_positions(positions_BT)
+        return self.head(self.hidden(tokens_BT, layout))

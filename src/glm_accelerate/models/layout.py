@@ -1,0 +1,42 @@
+"""Where the documents of a batch lie: what attention may see, and each token's position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`documents[r]` are the lengths that tile row r; a token sees its own document up to itself."""
+
+    documents: tuple[tuple[int, ...], ...]
+    positions_BT: Tensor
+
+    @staticmethod
+    def of_documents(documents: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Layout":
+        """Positions count from 0 in each document."""
+        rows = [torch.cat([torch.arange(length) for length in row]) for row in documents]
+        positions_BT = torch.stack(rows).to(device, non_blocking=True)
+        return Layout(tuple(tuple(row) for row in documents), positions_BT)
+
+    @staticmethod
+    def of_positions(positions_BT: Tensor) -> "Layout":
+        """A document starts wherever the position does not follow from the one before."""
+        documents: list[tuple[int, ...]] = []
+        for row in positions_BT.tolist():
+            starts = [0, *(i for i in range(1, len(row)) if row[i] != row[i - 1] + 1), len(row)]
+            documents.append(tuple(stop - start for start, stop in pairwise(starts)))
+        return Layout(tuple(documents), positions_BT)
+
+    @property
+    def whole_rows(self) -> bool:
+        """Each row is one document: attention can run over the batch at once."""
+        return all(len(row) == 1 for row in self.documents)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths in the order of the flattened rows."""
+        return [length for row in self.documents for length in row]

@@ -1,0 +1,176 @@
+"""Weights between files and a model: read straight onto the device, one tensor at a time, and written back
+in the form that transformers (and so vLLM and SGLang) opens. safetensors only; nothing is unpickled.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.models.families import FAMILIES, Family, family_of
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.runtime.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+
+
+def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
+    """A model directory's family, sizes and config.json."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read it: {error}", where=path) from error
+    family = family_of(config, path)
+    try:
+        return family, family.read(config), config
+    except KeyError as error:
+        raise UserError(f"key {error} is missing", where=path) from error
+    except ValueError as error:
+        raise UserError(str(error), where=path) from error
+
+
+def load_model(
+    path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Decoder:
+    """A model with the weights of a Hugging Face directory, in `dtype` (default: as in the files)."""
+    directory = locate(str(path))
+    family, sizes, config = read_config(directory)
+    with torch.device("meta"):
+        model = Decoder(sizes, Origin(family.name, config, str(directory)))
+    theirs = {family.theirs(name): name for name, _ in model.named_parameters()}
+    wanted = dict(model.named_parameters())
+    strange: list[str] = []
+    for file, name, read in _tensors(directory):
+        ours = theirs.pop(name, None)
+        if ours is None:
+            if name not in family.ignored and not (sizes.tied and name == family.outer["head.weight"]):
+                strange.append(name)
+            continue
+        tensor = read()
+        if tensor.shape != wanted[ours].shape:
+            raise UserError(
+                f"{name} is {list(tensor.shape)}, config.json says {list(wanted[ours].shape)}", where=file
+            )
+        _place(model, ours, torch.empty_like(tensor, dtype=dtype, device=device or "cpu").copy_(tensor))
+    if theirs or strange:
+        raise UserError(
+            _mismatch(list(theirs), strange), where=directory, cure="config.json and weights disagree"
+        )
+    if sizes.tied:
+        model.head.weight = model.embed
+    return model
+
+
+def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:
+    """Every tensor in the directory's safetensors: its file, its name, and a function that reads it."""
+    for file in weight_files(directory):
+        try:
+            with safe_open(str(file), framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (not a dict)
+                    yield file, name, lambda opened=opened, name=name: opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"not a whole safetensors file: {error}", where=file, cure="download or copy it again"
+            ) from error
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, never outside its directory."""
+    index = directory / INDEX
+    if not index.is_file():
+        single = directory / "model.safetensors"
+        if single.is_file():
+            return [single]
+        if any(directory.glob("pytorch_model*.bin")):
+            raise UserError(
+                "only pickled weights here, which are never opened",
+                where=directory,
+                cure=f"glm-accelerate convert {directory} OUT",
+            )
+        raise UserError("no model.safetensors and no index of shards", where=directory)
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"not an index of shards: {error}", where=index) from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UserError(f"names a file outside its directory: {name!r}", where=index)
+        if not (directory / name).is_file():
+            raise UserError(f"shard {name} is missing", where=directory, cure="download or copy it again")
+    return [directory / name for name in names]
+
+
+def _mismatch(missing: list[str], strange: list[str]) -> str:
+    def few(names: list[str]) -> str:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ", ".join(sorted(names)[:3]) + more
+
+    parts = [f"{len(missing)} tensors missing: {few(missing)}"] if missing else []
+    parts += [f"{len(strange)} unexpected: {few(strange)}"] if strange else []
+    return "; ".join(parts)
+
+
+def _place(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor where the meta parameter `name` stood."""
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
+
+
+def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and config.json as they go to disk. `hf`: what transformers opens; `original`: as they came."""
+    family = FAMILIES[model.origin.family]
+    named = dict(model.named_parameters())
+    foreign = [name for name in named if "lora_" in name or name.startswith("prefix.")]
+    if foreign:
+        raise UserError("the model has unmerged adapters", cure="merge them, or save the adapter alone")
+    if layout == "original" or family.name != "chatglm":
+        return {family.theirs(name): tensor.detach() for name, tensor in named.items()}, dict(
+            model.origin.config
+        )
+    state: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        for ours, part in split_fused(name, tensor.detach(), model.sizes):
+            state[FAMILIES["glm"].theirs(ours)] = part
+    return state, glm_config(model.sizes, model.origin.config)
+
+
+def split_fused(name: str, tensor: Tensor, sizes: Sizes) -> list[tuple[str, Tensor]]:
+    """ChatGLM's one matrix of queries, keys and values, as the three that `glm` has."""
+    if "self_attn.query_key_value" not in name:
+        return [(name, tensor)]
+    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+    parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split((query, key, key)), strict=True)
+    return [(name.replace("query_key_value", part), rows.contiguous()) for part, rows in parts]
+
+
+def glm_config(sizes: Sizes, source: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a ChatGLM model as `glm`."""
+    stops, pad = source.get("eos_token_id"), source.get("pad_token_id")
+    return {
+        "architectures": ["GlmForCausalLM"],
+        "model_type": "glm",
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.width,
+        "intermediate_size": sizes.mlp_width,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_width,
+        "rms_norm_eps": sizes.norm_epsilon,
+        "rope_theta": sizes.rope_theta,
+        "partial_rotary_factor": sizes.rope_width / sizes.head_width,
+        "attention_bias": sizes.qkv_bias,
+        "max_position_embeddings": sizes.max_positions,
+        "tie_word_embeddings": sizes.tied,
+        "hidden_act": "silu",
+        "eos_token_id": stops if stops is not None else 2,
+        "pad_token_id": pad if pad is not None else 0,
+    }
