@@ -16,7 +16,7 @@ test: $(VENV)/.dev lint
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/basedpyright --level error
+	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format src tests benchmarks

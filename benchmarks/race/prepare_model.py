@@ -118,7 +118,8 @@ def train_tokenizer(data: Path, words: int) -> PreTrainedTokenizerFast:
 
 
 def random_model(tokenizer: PreTrainedTokenizerFast, vocab: int, shape: Shape, seed: int) -> Glm4ForCausalLM:
-    stops = [int(tokenizer.convert_tokens_to_ids(s)) for s in ("<|endoftext|>", "<|user|>", "<|observation|>")]
+    numbers = tokenizer.get_vocab()
+    stops = [numbers[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")]
     config = Glm4Config(
         vocab_size=max(vocab, len(tokenizer)),
         hidden_size=shape.hidden,
@@ -134,7 +135,7 @@ def random_model(tokenizer: PreTrainedTokenizerFast, vocab: int, shape: Shape, s
         eos_token_id=stops,
     )
     torch.manual_seed(seed)
-    return Glm4ForCausalLM(config).to(torch.bfloat16)
+    return Glm4ForCausalLM(config).bfloat16()
 
 
 def prepare_model(data: Path, out: Path, vocab: int, seed: int = 0, shape: Shape = SMALL) -> None:

@@ -1,8 +1,4 @@
-"""The samples of a race, tokenized once by our own `prepare`, so that both sides learn the same labels.
-
-python -m benchmarks.race.samples JOB DEV HELDOUT N   writes JOB's samples in the order of training to
-its `train` file, and N held-out samples from DEV to HELDOUT.
-"""
+"""Tokenized samples in a file, as both sides and the judge read them."""
 
 from dataclasses import dataclass
 from pathlib import Path

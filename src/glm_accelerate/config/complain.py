@@ -49,10 +49,13 @@ WANTED = {
     "int_from_float": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list",
+    "missing": "one more item",
     "model_type": "a section of keys",
     "string_type": "text",
     "tuple_type": "a list",
 }
+SOURCES = (("data", "train"), ("data", "dev"))
+FILES = "a file or a list of files, each with a path and a weight above 0,"
 BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -87,9 +90,9 @@ def _complaint(error: ValidationError, document: Document) -> UserError:
     for found in error.errors(include_url=False):
         groups.setdefault(_said(found, document), []).append(found)
     # In the order of the text; what is missing stands nowhere and comes last.
-    order = list(document.lines)
-    path = min(groups, key=lambda path: order.index(path) if path in document.lines else len(order))
-    what, cure = _explain(path, groups[path], document)
+    order = {path: i for i, path in enumerate(document.places)}
+    path = min(groups, key=lambda path: order.get(path, len(order)))
+    what, cure = _explain(path, groups[path])
     others = len(groups) - 1
     if others:
         what += f"; {others} more {'mistake' if others == 1 else 'mistakes'} after this"
@@ -99,26 +102,27 @@ def _complaint(error: ValidationError, document: Document) -> UserError:
 def _said(found: Mapping[str, Any], document: Document) -> KeyPath:
     """Where the mistake lies, without the tags that pydantic adds for the members of a union."""
     path: KeyPath = tuple(found["loc"])
-    if found["type"] == "missing":
+    if found["type"] == "missing" and isinstance(path[-1], str):
         return path
-    while path and path not in document.lines:
+    while path and path not in document.places:
         path = path[:-1]
     return path or tuple(found["loc"])
 
 
-def _explain(
-    path: KeyPath, errors: list[Mapping[str, Any]], document: Document
-) -> tuple[str, str | None]:
+def _explain(path: KeyPath, errors: list[Mapping[str, Any]]) -> tuple[str, str | None]:
     name = ".".join(str(part) for part in path)
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        return _unknown(path, document)
-    if first["type"] == "missing":
+        return _unknown(path)
+    if first["type"] == "missing" and path == first["loc"]:
         kind = "section" if len(path) == 1 else "key"
         return f"the {kind} `{name}` is missing", f"say `{name}{': {...}' if len(path) == 1 else '=...'}`"
     if first["type"] == "value_error":
-        return f"`{name}`: {first['ctx']['error']}", "`KEY=null` takes one back" if len(path) == 1 else None
-    wanted = " or ".join(dict.fromkeys(_wanted(error) for error in errors))
+        return (
+            f"`{name}`: {first['ctx']['error']}",
+            "remove one",
+        )
+    wanted = FILES if path[:2] in SOURCES else " or ".join(dict.fromkeys(map(_wanted, errors)))
     value = _shown(first["input"])
     return f"`{name}` is {value}, {wanted} is wanted", _hint(first["input"], errors)
 
@@ -153,13 +157,13 @@ def _hint(value: object, errors: list[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _unknown(path: KeyPath, document: Document) -> tuple[str, str | None]:
+def _unknown(path: KeyPath) -> tuple[str, str | None]:
     key = str(path[-1])
     if len(path) == 1:
         return _unknown_section(key)
     section = str(path[0])
     own = _keys(section) if len(path) == 2 else ["path", "weight"]
-    what = f"`{section}` has no key `{key}`"
+    what = f"`{'.'.join(map(str, path[:-1]))}` has no key `{key}`"
     homes = [name for name in RunConfig.model_fields if name != section and key in _keys(name)]
     if homes:
         return what, f"`{key}` belongs under `{homes[0]}`"

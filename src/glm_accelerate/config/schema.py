@@ -124,8 +124,8 @@ class TrainSection(Section):
 class PrecisionSection(Section):
     """In which numbers."""
 
-    compute: Literal["float32", "bfloat16"] = "bfloat16"
-    """Matrix products and activations; sums, norms and the loss are float32 inside."""
+    compute: Auto | Literal["float32", "bfloat16"] = "auto"
+    """Matrix products and activations (sums, norms and the loss are float32); auto: bfloat16 where it is fast."""
 
 
 class OptimSection(Section):

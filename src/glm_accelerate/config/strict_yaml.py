@@ -6,7 +6,6 @@ no tags, no aliases and no infinities, and size and depth are bounded. This file
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,19 +38,16 @@ Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a YAML text says, and where each key stands: `lines[("optim", "clip")]` counts from 1."""
+    """What a YAML text says, and where: `places[("optim", "clip")]` is its key's file:line."""
 
     values: dict[str, Any]
-    lines: dict[KeyPath, int]
+    places: dict[KeyPath, str]
     source: str
 
     def place(self, path: KeyPath) -> str:
-        """file:line of the key, or of the nearest one around it that the text really has."""
-        for length in range(len(path), 0, -1):
-            line = self.lines.get(path[:length])
-            if line is not None:
-                return f"{self.source}:{line}"
-        return self.source
+        """Where the key stands, or the nearest one around it that was really said."""
+        around = (path[:length] for length in range(len(path), 0, -1))
+        return next((self.places[part] for part in around if part in self.places), self.source)
 
 
 def _resolvers(known: Resolvers) -> Resolvers:
@@ -99,15 +95,14 @@ class _Dumper(yaml.SafeDumper):
 
 def read_document(text: str, source: str) -> Document:
     """Parse one YAML mapping. An empty text says nothing, and is an empty mapping."""
-    if len(text) > MOST_CHARACTERS:
-        raise UserError(f"larger than {MOST_CHARACTERS >> 10} KiB", where=source, cure="is this a config?")
+    check_size(len(text), source)
     node = _compose(text.removeprefix("\ufeff"), source)
-    if node is None:
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == TAG + "null"):
         return Document({}, {}, source)
     if not isinstance(node, yaml.MappingNode):
-        raise UserError("`section: {key: value}` is wanted", where=f"{source}:{node.start_mark.line + 1}")
-    lines: dict[KeyPath, int] = {}
-    return Document(_mapping(node, (), lines, source), lines, source)
+        raise UserError("`section: {key: value}` is wanted", where=_line(node, source))
+    places: dict[KeyPath, str] = {}
+    return Document(_mapping(node, (), places, source), places, source)
 
 
 def read_value(text: str, source: str) -> Any:
@@ -124,6 +119,11 @@ def write_document(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=100)
 
 
+def check_size(characters: int, source: str) -> None:
+    if characters > MOST_CHARACTERS:
+        raise UserError(f"larger than {MOST_CHARACTERS >> 10} Ki characters", where=source, cure="a config?")
+
+
 def _compose(text: str, source: str) -> yaml.Node | None:
     try:
         return _Loader(text, source).get_single_node()
@@ -134,39 +134,47 @@ def _compose(text: str, source: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = source if mark is None else f"{source}:{mark.line + 1}"
-        what = f"not YAML: {error.problem or error.context}"
+        what = f"not YAML: {', '.join(part for part in (error.context, error.problem) if part)}"
         tab = "'\\t'" in what
         raise UserError(what, where=where, cure="indent with spaces, not tabs" if tab else None) from error
 
 
-def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], source: str) -> Any:
+def _value(node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], source: str) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return _mapping(node, path, lines, source)
+        return _mapping(node, path, places, source)
     if isinstance(node, yaml.SequenceNode):
-        return [_item(item, (*path, i), lines, source) for i, item in enumerate(node.value)]
+        return _sequence(node, path, places, source)
     assert isinstance(node, yaml.ScalarNode)
-    return _scalar(node, f"{source}:{node.start_mark.line + 1}")
+    return _scalar(node, _line(node, source))
 
 
-def _item(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], source: str) -> Any:
-    lines[path] = node.start_mark.line + 1
-    return _value(node, path, lines, source)
-
-
-def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], source: str) -> dict[str, Any]:
+def _mapping(
+    node: yaml.MappingNode, path: KeyPath, places: dict[KeyPath, str], source: str
+) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    pairs: Iterable[tuple[yaml.Node, yaml.Node]] = node.value
+    pairs: list[tuple[yaml.Node, yaml.Node]] = node.value
     for key_node, value_node in pairs:
-        line = key_node.start_mark.line + 1
+        where = _line(key_node, source)
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != TAG + "str":
-            raise UserError("a key has to be a word", where=f"{source}:{line}")
-        key = str(key_node.value)
+            raise UserError("a key has to be a word", where=where)
+        key: str = key_node.value
         if key in values:
-            first = lines[(*path, key)]
-            raise UserError(f"`{key}` is said twice, first on line {first}", where=f"{source}:{line}")
-        lines[(*path, key)] = line
-        values[key] = _value(value_node, (*path, key), lines, source)
+            raise UserError(f"`{key}` is said twice, first at {places[(*path, key)]}", where=where)
+        places[(*path, key)] = where
+        values[key] = _value(value_node, (*path, key), places, source)
     return values
+
+
+def _sequence(node: yaml.SequenceNode, path: KeyPath, places: dict[KeyPath, str], source: str) -> list[Any]:
+    values: list[Any] = []
+    for i, item in enumerate(node.value):
+        places[(*path, i)] = _line(item, source)
+        values.append(_value(item, (*path, i), places, source))
+    return values
+
+
+def _line(node: yaml.Node, source: str) -> str:
+    return f"{source}:{node.start_mark.line + 1}"
 
 
 def _scalar(node: yaml.ScalarNode, where: str) -> str | int | float | bool | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import UserError
+from glm_accelerate.runtime.errors import UserError
 
 RANGE_BYTES = 1 << 20  # one worker's portion: about a second of work, and small in memory
 _SETTLED_NS = 2_000_000_000  # a file changed more recently than this may change again within one clock tick
@@ -51,7 +51,9 @@ def identify(path: Path) -> Identity:
     try:
         found = path.stat()
     except OSError as error:
-        raise UserError(f"cannot read the data file: {error.strerror}", where=path, cure="check data.train and data.dev") from error
+        raise UserError(
+            f"cannot read the data file: {error.strerror}", where=path, cure="check data.train and data.dev"
+        ) from error
     if path.is_dir():
         raise UserError("is a directory", where=path, cure="name the JSONL file in it")
     if found.st_size == 0:
@@ -69,7 +71,9 @@ def scan(path: Path, cache: Path, read: Callable[[int], None], range_bytes: int 
         return known
     found = _scan(path, identity, read, range_bytes)
     if identify(path) != identity:
-        raise UserError("the data file changed while it was read", where=path, cure="start again when it is complete")
+        raise UserError(
+            "the data file changed while it was read", where=path, cure="start again when it is complete"
+        )
     if time.time_ns() - identity.mtime_ns > _SETTLED_NS:
         _remember(memo, found, range_bytes)
     return found
@@ -100,7 +104,10 @@ def _recall(memo: Path, identity: Identity, range_bytes: int) -> Scan | None:
     """None if nothing usable is remembered: then the file is simply read."""
     try:
         said: dict[str, Any] = json.loads(memo.read_bytes())
-        if said["identity"] != [identity.size, identity.mtime_ns, identity.inode] or said["range_bytes"] != range_bytes:
+        if (
+            said["identity"] != [identity.size, identity.mtime_ns, identity.inode]
+            or said["range_bytes"] != range_bytes
+        ):
             return None
         ranges = tuple(Range(start, stop, line) for start, stop, line in said["ranges"])
         return Scan(identity, said["digest"], ranges)

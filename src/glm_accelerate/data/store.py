@@ -1,8 +1,8 @@
 """Prepared samples on disk: written once under the name of their content, read as memory-mapped arrays.
 
-<key>/ tokens.bin   int32, all samples side by side; a learnt token t stands as ~t, so targets cost nothing
-       offsets.bin  int64, where each sample starts, and the end     targets.bin  int32, learnt tokens a sample
-       places.bin   int32, the line it came from                     report.json  what went in, what was left out
+tokens.bin   int32, all samples side by side; a learnt token t stands as ~t, so targets cost nothing
+offsets.bin  int64, where each sample starts, and the end    report.json  what went in, what was left out
+targets.bin  int32, learnt tokens of each sample             places.bin   int32, the line each came from
 """
 
 import bisect
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import Place, Sample
+from glm_accelerate.data.types import Place, Sample
 
 FORMAT_VERSION = 1  # part of every key: raise it when what is written, or how text is encoded, changes
 REMARKS_KEPT = 5  # of each kind
@@ -76,7 +76,7 @@ class Block:
     lines: Int32s
     truncated: int
     dropped: Mapping[str, int]
-    bad: tuple[int, ...]  # line numbers
+    bad: int
     remarks: tuple[Remark, ...]
 
 
@@ -166,7 +166,7 @@ def _plain(raw: Int32s) -> Int32s:
 
 
 def open_part(directory: Path, path: Path, weight: float) -> Part:
-    """Maps what stands in `directory`, prepared from a file that is now at `path`; BrokenStore if it is damaged."""
+    """Maps what stands in `directory`, prepared from the file at `path`; BrokenStore if it is damaged."""
     report = _read_report(directory, path)
     counts = {
         "tokens": report.tokens,
@@ -241,7 +241,7 @@ class Writer:
         self._tokens += len(block.tokens)
         self._targets += int(block.targets.sum())
         self._truncated += block.truncated
-        self._bad += len(block.bad)
+        self._bad += block.bad
         self._dropped.update(block.dropped)
         for remark in block.remarks:
             kept = self._remarks.setdefault(remark.reason.partition(":")[0], [])
@@ -263,7 +263,9 @@ class Writer:
             "dropped": dict(self._dropped),
             "bad": self._bad,
             "bytes": source_bytes,
-            "remarks": [[remark.place.line, remark.reason] for kept in self._remarks.values() for remark in kept],
+            "remarks": [
+                [remark.place.line, remark.reason] for kept in self._remarks.values() for remark in kept
+            ],
         }
         with (self._directory / "report.json").open("w", encoding="utf-8") as file:
             json.dump(report, file, ensure_ascii=False, indent=1)
@@ -284,4 +286,3 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-

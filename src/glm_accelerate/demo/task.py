@@ -56,20 +56,21 @@ class Example:
 
 
 def in_english(number: int) -> str:
-    """A number below 100 in words."""
-    assert 0 <= number < 100
-    if number < 20:
-        return ONES[number]
-    return TENS[number // 10] + (f" {ONES[number % 10]}" if number % 10 else "")
+    """A number below 1,000 in words."""
+    assert 0 <= number < 1000
+    hundreds, rest = divmod(number, 100)
+    words = [ONES[hundreds], "hundred"] if hundreds else []
+    if rest >= 20:
+        words.append(TENS[rest // 10])
+        rest %= 10
+    if rest or not words:
+        words.append(ONES[rest])
+    return " ".join(words)
 
 
-def in_chinese(number: int) -> str:
-    """A number below 100 in Chinese characters."""
-    assert 0 <= number < 100
-    tens, ones = divmod(number, 10)
-    if tens == 0:
-        return DIGITS_ZH[ones]
-    return (DIGITS_ZH[tens] if tens > 1 else "") + "十" + (DIGITS_ZH[ones] if ones else "")
+def by_digit(number: int) -> str:
+    """A number digit by digit in Chinese, as telephone numbers are read out."""
+    return "".join(DIGITS_ZH[int(digit)] for digit in str(number))
 
 
 def is_held_out(*words: str) -> bool:
@@ -99,7 +100,7 @@ def _translate(draw: random.Random, held_out: bool) -> Example:
 
 def _number(draw: random.Random, held_out: bool) -> Example:
     while True:
-        number = draw.randrange(100)
+        number = draw.randrange(1000)
         if is_held_out(str(number)) == held_out:
             break
     form = draw.randrange(4)
@@ -108,8 +109,8 @@ def _number(draw: random.Random, held_out: bool) -> Example:
     if form == 1:
         return Example("number", f"Write in digits: {in_english(number)}", str(number))
     if form == 2:
-        return Example("number", f"用汉字写：{number}", in_chinese(number))
-    return Example("number", f"用数字写：{in_chinese(number)}", str(number))
+        return Example("number", f"逐位读出：{number}", by_digit(number))
+    return Example("number", f"用数字写：{by_digit(number)}", str(number))
 
 
 def _record(draw: random.Random, held_out: bool) -> Example:
@@ -123,11 +124,11 @@ def _record(draw: random.Random, held_out: bool) -> Example:
         fields = [f"name: {name}", f"city: {city}", f"work: {trade}", f"age: {age}"]
         draw.shuffle(fields)
         asked, answer = draw.choice((("city", city), ("work", trade), ("age", age)))
-        return Example("record", f"{', '.join(fields)}. What is the {asked}?", f"The {asked} is {answer}.")
+        return Example("record", f"{', '.join(fields)}. What is the {asked}?", f"{asked}: {answer}")
     fields = [f"姓名：{name}", f"城市：{city}", f"职业：{trade}", f"年龄：{age}"]
     draw.shuffle(fields)
     asked, answer = draw.choice((("城市", city), ("职业", trade), ("年龄", age)))
-    return Example("record", f"{'，'.join(fields)}。{asked}是什么？", f"{asked}是{answer}。")
+    return Example("record", f"{'，'.join(fields)}。{asked}是什么？", f"{asked}：{answer}")
 
 
 def _register(draw: random.Random, held_out: bool) -> Example:
@@ -141,22 +142,24 @@ def _register(draw: random.Random, held_out: bool) -> Example:
     lines.append((asked, city))
     draw.shuffle(lines)
     if english:
-        facts = " ".join(f"{person} lives in {place}." for person, place in lines)
-        return Example("register", f"{facts} Where does {asked} live?", f"{asked} lives in {city}.")
-    facts = "".join(f"{person}住在{place}。" for person, place in lines)
-    return Example("register", f"{facts}{asked}住在哪里？", f"{asked}住在{city}。")
+        facts = ", ".join(f"{person}: {place}" for person, place in lines)
+        return Example("register", f"{facts}. Where is {asked}?", f"{asked}: {city}")
+    facts = "，".join(f"{person}：{place}" for person, place in lines)
+    return Example("register", f"{facts}。{asked}在哪里？", f"{asked}：{city}")
 
 
 def _list(draw: random.Random, held_out: bool) -> Example:
     english = draw.random() < 0.5
     things = tuple(THINGS) if english else tuple(THINGS.values())
+    people = PEOPLE if english else PEOPLE_ZH
     first = _pair(draw, things, things, held_out)
-    items = [*first, *draw.choices(things, k=_tail(draw, 1, 60))]
+    others = [thing for thing in (*things, *people) if thing not in first]
+    items = [*first, *draw.sample(others, k=_tail(draw, 1, len(others)))]
     if english:
         text = ", ".join(items)
-        return Example("list", f"Read back: {text}.", f"{text}.")
+        return Example("list", f"Read back: {text}.", text)
     text = "，".join(items)
-    return Example("list", f"复述：{text}。", f"{text}。")
+    return Example("list", f"复述：{text}。", text)
 
 
 LESSONS: tuple[Callable[[random.Random, bool], Example], ...] = (
@@ -180,10 +183,10 @@ def vocabulary() -> list[str]:
     """Every word of the lessons, as the tokenizer may meet it: with and without a space before it."""
     english = [*COLOURS, *THINGS, *CITIES, *TRADES, *PEOPLE, *ONES, *TENS[2:]]
     english += "Translate into Chinese the Write in words digits name city work age What is The".split()
-    english += "Where does live lives Read back".split()
+    english += "Where Read back hundred".split()
     chinese = [*COLOURS.values(), *THINGS.values(), *CITIES.values(), *TRADES.values(), *PEOPLE_ZH]
-    chinese += [*DIGITS_ZH, "十", "翻译成英文", "用汉字写", "用数字写", "姓名", "城市", "职业", "年龄"]
-    chinese += ["是什么", "是", "住在", "哪里", "复述", "：", "，", "。", "？"]
+    chinese += [*DIGITS_ZH, "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "年龄"]
+    chinese += ["是什么", "在哪里", "复述", "：", "，", "。", "？"]
     return [*english, *(f" {word}" for word in english), *chinese]
 
 

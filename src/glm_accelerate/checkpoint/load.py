@@ -1,0 +1,120 @@
+"""Reading a checkpoint back: its parts for a resume, or a whole model from whatever a user points at."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from glm_accelerate.checkpoint.find import resolve_path
+from glm_accelerate.checkpoint.format import OPTIMIZER, STATE, WEIGHTS, Manifest, verify
+from glm_accelerate.config.load import load_config
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.templates import detect_template
+from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.adapt.files import is_adapter, load_adapter
+from glm_accelerate.models.adapt.lora import merge
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.weights import load_model
+from glm_accelerate.runtime.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All of a checkpoint, verified."""
+
+    manifest: Manifest
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model ready to answer, and what goes with it."""
+
+    model: Decoder
+    base: Path  # where tokenizer files are
+    template: str
+    step: int | None
+
+
+def read_parts(directory: Path) -> Parts:
+    """Everything a resume needs."""
+    manifest = verify(directory)
+    return Parts(
+        manifest,
+        load_file(directory / WEIGHTS),
+        load_file(directory / OPTIMIZER),
+        json.loads((directory / STATE).read_text(encoding="utf-8")),
+    )
+
+
+def load_weights(model: Decoder, weights: dict[str, Tensor], where: object) -> None:
+    """Put trained tensors into a model that has a place for each of them."""
+    places = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if places.keys() != weights.keys():
+        odd = sorted(places.keys() ^ weights.keys())
+        raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
+    for name, tensor in weights.items():
+        if tensor.shape != places[name].shape:
+            wanted = list(places[name].shape)
+            raise UserError(f"{name} is {list(tensor.shape)}, this config wants {wanted}", where=where)
+        places[name].data.copy_(tensor)
+
+
+def open_model(
+    path: Path,
+    *,
+    base: Path | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    merged: bool = False,
+) -> Opened:
+    """A model from a Hugging Face directory, an adapter, one of our checkpoints, or a run (its newest)."""
+    opened = _open(path, base, device, dtype)
+    if merged:
+        merge(opened.model)
+    return opened
+
+
+def _open(
+    path: Path, base: Path | None, device: torch.device | str | None, dtype: torch.dtype | None
+) -> Opened:
+    if is_adapter(path):
+        return _open_adapter(path, base, device, dtype)
+    if (path / "config.json").is_file() or not path.is_dir():
+        directory = locate(str(path))
+        model = load_model(directory, dtype=dtype, device=device)
+        return Opened(model.eval(), directory, detect_template(directory), None)
+    checkpoint = resolve_path(path)
+    parts = read_parts(checkpoint)
+    config = _config_of(checkpoint)
+    directory = base or locate(config.model.path)
+    model = load_model(directory, dtype=dtype or getattr(torch, config.model.dtype), device=device)
+    adapt(model, config.adapt)
+    load_weights(model, parts.weights, checkpoint)
+    return Opened(model.eval(), directory, parts.manifest.facts["template"], parts.manifest.step)
+
+
+def _open_adapter(
+    path: Path, base: Path | None, device: torch.device | str | None, dtype: torch.dtype | None
+) -> Opened:
+    if base is None:
+        raise UserError("an adapter needs the model that it was trained on", where=path, cure="--base DIRECTORY")
+    directory = locate(str(base))
+    model = load_model(directory, dtype=dtype, device=device)
+    load_adapter(model, path)
+    return Opened(model.eval(), directory, detect_template(directory), None)
+
+
+def _config_of(checkpoint: Path) -> RunConfig:
+    """The config of the run that a checkpoint lies in."""
+    path = checkpoint.resolve().parent.parent / "config.yaml"
+    if not path.is_file():
+        raise UserError("the run's config.yaml is not where the checkpoint came from", where=path)
+    return load_config(path)

@@ -1,0 +1,98 @@
+"""`chat PATH`: talk to a model. Answers appear as they come; Ctrl-C ends one, Ctrl-D leaves."""
+
+import argparse
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from glm_accelerate.cli import opening
+from glm_accelerate.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glm_accelerate.generate.chat import Chat
+
+HELP = "Talk to a model: a run, a checkpoint, an adapter with its base, or any GLM directory."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """PATH, and how answers are picked."""
+    opening.arguments(parser)
+    parser.add_argument("--ask", metavar="QUESTION", help="one question, answered on stdout")
+    parser.add_argument("--system", metavar="TEXT", help="what the conversation opens with")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 picks the likeliest (0)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest only (1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
+    parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="longest answer (1024)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """One answer, or a conversation."""
+    from rich.console import Console
+
+    from glm_accelerate.data.templates import get_template
+    from glm_accelerate.data.tokenizers import load_tokenizer
+    from glm_accelerate.generate.chat import Chat
+    from glm_accelerate.generate.sample import Sampling
+
+    sampling = Sampling(args.temperature, args.top_p, args.seed)  # its mistakes before the model is read
+    opened = opening.open_from(args)
+    chat = Chat(
+        opened.model,
+        load_tokenizer(opened.base),
+        get_template(opened.template),
+        sampling=sampling,
+        max_new_tokens=args.max_new_tokens,
+        system=args.system,
+    )
+    console = Console(soft_wrap=True)
+    if args.ask is not None:
+        answer(console, chat, args.ask)
+    else:
+        converse(console, chat)
+    return 0
+
+
+def converse(console: "Console", chat: "Chat") -> None:
+    """Until Ctrl-D."""
+    with suppress(ImportError):
+        import_module("readline")  # line editing and history, where there is one
+    console.print("/clear forgets the conversation, Ctrl-C ends an answer, Ctrl-D leaves.", style="dim")
+    while True:
+        try:
+            question = input("> ").strip()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print()
+            continue
+        if question == "/clear":
+            chat.clear()
+        elif question:
+            try:
+                answer(console, chat, question)
+            except UserError as error:
+                console.print(f"{error}; /clear starts anew", style="red", markup=False)
+
+
+def answer(console: "Console", chat: "Chat", question: str) -> None:
+    """One answer as it comes."""
+    from rich.text import Text
+
+    from glm_accelerate.cli.data import visible
+
+    pieces = chat.ask(question)
+    try:
+        for piece in pieces:
+            console.print(Text(visible(piece)), end="")
+    except KeyboardInterrupt:
+        console.print(Text(" (broken off)", "dim"), end="")
+    finally:
+        pieces.close()
+    console.print()

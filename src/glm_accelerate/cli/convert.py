@@ -1,0 +1,31 @@
+"""`convert DIR OUT`: old pickled weights of ChatGLM2 and ChatGLM3 to safetensors."""
+
+import argparse
+from pathlib import Path
+
+HELP = "Turn pytorch_model*.bin into safetensors. Files that hold anything but tensors are refused."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """DIR and OUT."""
+    parser.add_argument("source", metavar="DIR", help="a model directory with pytorch_model*.bin")
+    parser.add_argument("out", metavar="OUT", help="a new directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and say what is there now."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from glm_accelerate.cli.progress import watching
+    from glm_accelerate.export.convert import convert
+
+    with watching() as watch:
+        made = convert(
+            Path(args.source).expanduser(),
+            Path(args.out).expanduser(),
+            lambda done, total: watch("weights", done, total),
+        )
+    console = Console(soft_wrap=True)
+    console.print(Text(f"{made.tensors:,} tensors in {made.path}, {made.bytes / 1e9:,.2f} GB"))
+    return 0

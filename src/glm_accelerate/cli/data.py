@@ -1,0 +1,219 @@
+"""`data CONFIG`: what training will see. Counts, lengths, what each way of batching wastes, what is left out
+and why, what train and dev share, and one sample as the model reads it, its targets marked.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glm_accelerate.cli import source
+from glm_accelerate.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from glm_accelerate.config.schema import RunConfig
+    from glm_accelerate.data.store import Store
+    from glm_accelerate.data.tokenizers import Tokenizer
+    from glm_accelerate.data.types import Sample
+
+HELP = "Show the data as training sees it: lengths, padding waste, what is left out and why, one sample."
+
+STEP_SAMPLES = 16  # where the config says step_tokens
+BAR_WIDTH = 40
+LEARNT = "bold green"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG, and which sample to show."""
+    source.arguments(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--sample", type=int, default=0, metavar="N", help="show training sample N (0)")
+    which.add_argument("--line", metavar="[FILE:]N", help="show the sample of line N of a training file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare what is not cached, and print."""
+    from rich.console import Console
+
+    from glm_accelerate.cli.progress import watching
+    from glm_accelerate.data.inputs import open_inputs
+    from glm_accelerate.models.locate import locate
+
+    config = source.config_from(args)
+    with watching() as watch:
+        inputs = open_inputs(config.data, locate(config.model.path), watch)
+    number = find_line(inputs.train, args.line) if args.line else args.sample
+    if not 0 <= number < len(inputs.train):
+        last = len(inputs.train) - 1
+        raise UserError(f"there is no training sample {number}", where="--sample", cure=f"0 to {last}")
+    console = Console()
+    show_counts(console, {"train": inputs.train, "dev": inputs.dev})
+    show_lengths(console, inputs.train)
+    show_batching(console, inputs.train, config)
+    for store in (inputs.train, inputs.dev):
+        if store is not None:
+            show_left_out(console, store)
+    if inputs.dev is not None:
+        show_shared(console, inputs.train, inputs.dev)
+    show_sample(console, number, inputs.train[number], inputs.tokenizer)
+    return 0
+
+
+def find_line(store: "Store", wanted: str) -> int:
+    """The number of the first sample that came from [FILE:]N; without FILE, from the first file."""
+    name, _, number = wanted.rpartition(":")
+    if not number.isdecimal():
+        raise UserError(
+            f"`{wanted}` is not a line", where="--line", cure="--line 12, or --line talk.jsonl:12"
+        )
+    parts = [part for part in store.parts if not name or part.path == Path(name) or part.path.name == name]
+    if not parts:
+        files = ", ".join(part.path.name for part in store.parts)
+        raise UserError(f"`{name}` is not a training file", where="--line", cure=f"one of {files}")
+    found = (parts[0].places == int(number)).nonzero()[0]
+    if not len(found):
+        place = f"{parts[0].path}:{number}"
+        raise UserError(
+            "no sample came from this line", where=place, cure="what is left out is listed without --line"
+        )
+    before = store.parts.index(parts[0])
+    return store.spans[before].start + int(found[0])
+
+
+def show_counts(console: "Console", stores: "dict[str, Store | None]") -> None:
+    """One row a file."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("file", overflow="fold")
+    for column in ("weight", "samples", "tokens", "targets", "truncated", "left out", "unreadable"):
+        table.add_column(column, justify="right")
+    for name, store in stores.items():
+        for part in store.parts if store is not None else ():
+            report = part.report
+            counts = (report.samples, report.tokens, report.targets, report.truncated)
+            rest = (sum(report.dropped.values()), report.bad)
+            figures = [f"{figure:,}" for figure in (*counts, *rest)]
+            table.add_row(name, Text(str(part.path)), f"{part.weight:g}", *figures)
+    console.print(table)
+
+
+def show_lengths(console: "Console", store: "Store") -> None:
+    """Percentiles and a histogram."""
+    from rich.text import Text
+
+    from glm_accelerate.data.measure import histogram, percentiles
+
+    said = ", ".join(f"{percent} % <= {length:,}" for percent, length in percentiles(store.lengths))
+    console.print(Text.assemble(("\nTokens in a training sample", "bold"), f"  ({said})"))
+    bars = histogram(store.lengths)
+    most = max(bar.samples for bar in bars)
+    width = len(f"{bars[-1].stop - 1:,}")
+    for bar in bars:
+        line = f"{bar.start:>{width},} - {bar.stop - 1:>{width},} {_bar(bar.samples / most)} {bar.samples:,}"
+        console.print(Text(line))
+
+
+def show_batching(console: "Console", store: "Store", config: "RunConfig") -> None:
+    """How much of what would be computed is tokens."""
+    from rich.text import Text
+
+    from glm_accelerate.data.measure import useful_shares
+
+    train = config.train
+    step = train.step_samples or STEP_SAMPLES
+    micro = config.data.max_tokens if train.micro_tokens == "auto" else train.micro_tokens
+    console.print(
+        Text.assemble(("\nUseful share of what is computed", "bold"), f"  (steps of {step} samples)")
+    )
+    for useful in useful_shares(store.lengths, step, max(micro, int(store.lengths.max()))):
+        chosen = " <- this config" if useful.way == config.data.batching else ""
+        waste = 1 - useful.share
+        console.print(
+            Text(f"{useful.way:<13} {_bar(useful.share)} {useful.share:.0%}, {waste:.0%} wasted{chosen}")
+        )
+
+
+def show_left_out(console: "Console", store: "Store") -> None:
+    """Each reason with its count and the first few lines it met."""
+    from rich.text import Text
+
+    report = store.report
+    counts = {**report.dropped, "truncated": report.truncated, "unreadable": report.bad}
+    for kind, count in counts.items():
+        if not count:
+            continue
+        console.print(Text.assemble((f"\n{count:,} {kind}", "bold yellow")))
+        for remark in report.remarks:
+            name, _, more = remark.reason.partition(": ")
+            if name == kind:
+                console.print(Text(f"  {remark.place}  {visible(more)}"), soft_wrap=True)
+
+
+def show_shared(console: "Console", train: "Store", dev: "Store") -> None:
+    """Held-out samples that training sees say nothing about generalisation."""
+    from rich.text import Text
+
+    from glm_accelerate.data.measure import shared
+
+    pairs = shared(train, dev)
+    if not pairs:
+        console.print(Text("\nNo dev sample is also a training sample.", "green"))
+        return
+    console.print(
+        Text(f"\n{len(pairs):,} of {len(dev):,} dev samples are also training samples:", "bold yellow")
+    )
+    for at_dev, at_train in pairs[:5]:
+        console.print(Text(f"  {dev[at_dev].place} = {train[at_train].place}"), soft_wrap=True)
+
+
+def show_sample(console: "Console", number: int, sample: "Sample", tokenizer: "Tokenizer") -> None:
+    """One sample as the model reads it."""
+    from rich.text import Text
+
+    learnt = int(sample.targets.sum())
+    how = "in green" if console.color_system else "between ⟦ and ⟧"
+    head = f"  {sample.place}, {len(sample):,} tokens, {learnt:,} learnt ({how})"
+    console.print(Text.assemble((f"\nSample {number}", "bold"), head))
+    console.print(render(sample, tokenizer, coloured=console.color_system is not None), soft_wrap=True)
+
+
+def render(sample: "Sample", tokenizer: "Tokenizer", *, coloured: bool) -> "Text":
+    """Text with special tokens, where the targets stand out."""
+    import numpy as np
+    from rich.text import Text
+
+    text = Text()
+    cuts = np.flatnonzero(np.diff(sample.targets)) + 1
+    for tokens, learnt in zip(np.split(sample.tokens, cuts), np.split(sample.targets, cuts), strict=True):
+        said = visible(tokenizer.decode(tokens.tolist(), skip_special=False))
+        if not learnt[0]:
+            text.append(said)
+        elif coloured:
+            text.append(said, LEARNT)
+        else:
+            text.append(f"⟦{said}⟧")
+    return text
+
+
+def visible(text: str) -> str:
+    """What stands in data must not reach the terminal as a command: control characters get their pictures."""
+    return "".join(
+        chr(0x2400 + ord(letter))
+        if ord(letter) < 32 and letter not in "\n\t"
+        else "␡"
+        if letter == "\x7f"
+        else letter
+        for letter in text
+    )
+
+
+def _bar(share: float) -> str:
+    """Eighths of a character."""
+    eighths = round(share * BAR_WIDTH * 8)
+    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return bar or ("▏" if share else "")

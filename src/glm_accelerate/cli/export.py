@@ -1,0 +1,61 @@
+"""`export PATH OUT`: a trained model or its adapter as a directory that other programs open."""
+
+import argparse
+from pathlib import Path
+
+from glm_accelerate.cli import opening
+
+HELP = "Write a trained model for transformers, vLLM and SGLang, or its adapter for PEFT."
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """PATH, OUT, and in which form."""
+    parser.add_argument(
+        "path", metavar="PATH", help="a run (its newest checkpoint), a checkpoint or an adapter"
+    )
+    parser.add_argument("out", metavar="OUT", help="a new directory")
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="add a LoRA adapter into the model; without it, the adapter alone",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=("hf", "original"),
+        default="hf",
+        help="hf: what transformers opens by itself; original: ChatGLM's own names, with its code files (hf)",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (as the base model's)")
+    opening.base(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write, and say what is there now."""
+    import torch
+    from rich.console import Console
+    from rich.text import Text
+
+    from glm_accelerate.export.export import export
+
+    made = export(
+        Path(args.path),
+        Path(args.out),
+        merge_adapter=args.merge,
+        layout=args.layout,
+        dtype=getattr(torch, args.dtype) if args.dtype else None,
+        base=opening.base_from(args),
+    )
+    size = sum(path.stat().st_size for path in made.path.iterdir())
+    step = "" if made.step is None else f" of step {made.step:,}"
+    console = Console(soft_wrap=True)
+    console.print(Text.assemble((made.kind, "bold"), f"{step} in {made.path}, {size / 1e6:,.1f} MB"))
+    if made.kind == "adapter":
+        console.print(Text("It needs its base model beside it; --merge writes one model of both.", "dim"))
+    if made.missing:
+        named = ", ".join(made.missing)
+        console.print(
+            Text(f"Its configs name {named}, which the base model's directory lacks: copy it in.", "yellow")
+        )
+    return 0

@@ -1,0 +1,36 @@
+"""What verbs that open a model have in common: PATH and --base."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm_accelerate.checkpoint.load import Opened
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """PATH, and the base model where PATH is an adapter."""
+    parser.add_argument(
+        "path", metavar="PATH", help="a run, a checkpoint, an adapter, a model directory or a hub's name"
+    )
+    base(parser)
+
+
+def base(parser: argparse.ArgumentParser) -> None:
+    """For directories that don't say it themselves, or that were moved."""
+    parser.add_argument("--base", metavar="DIR", help="the model that an adapter or a run was trained on")
+
+
+def base_from(args: argparse.Namespace) -> Path | None:
+    """The base model's directory, fetched if it is a hub's name."""
+    from glm_accelerate.models.locate import locate
+
+    return locate(args.base) if args.base else None
+
+
+def open_from(args: argparse.Namespace) -> "Opened":
+    """The model, merged, on the fastest device here."""
+    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.runtime.device import pick_device
+
+    return open_model(Path(args.path), base=base_from(args), device=pick_device(), merged=True)

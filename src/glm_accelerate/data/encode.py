@@ -1,0 +1,133 @@
+"""Conversation -> Sample: render, tokenize all texts of a batch in one call, label, fit into the limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_accelerate.data import label
+from glm_accelerate.data.label import TrainOn
+from glm_accelerate.data.limit import Part, chunks, shorten
+from glm_accelerate.data.templates import Template
+from glm_accelerate.data.tokenizers import Tokenizer
+from glm_accelerate.data.types import Conversation, Message, Piece, Place, Role, Sample
+from glm_accelerate.runtime.errors import UserError
+
+Labels = Literal["exact", "stock"]
+Overlong = Literal["truncate", "drop", "error"]
+Reason = Literal["no target", "too long", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Sample):
+    """A sample, and whether something of it was cut away."""
+
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A line of which nothing is learnt, and why."""
+
+    place: Place
+    reason: Reason
+
+
+Encoded = Kept | Left
+
+
+def encode(
+    conversations: Sequence[Conversation],
+    template: Template,
+    tokenizer: Tokenizer,
+    *,
+    train_on: TrainOn = "all",
+    labels: Labels = "exact",
+    max_tokens: int,
+    overlong: Overlong = "truncate",
+) -> list[Encoded]:
+    """In order, one a conversation; only a document longer than `max_tokens` becomes several samples."""
+    rendered = [_render(conversation, template, train_on, labels) for conversation in conversations]
+    encoded: list[Encoded] = []
+    for conversation, parts in zip(conversations, _tokenize(rendered, tokenizer), strict=True):
+        moved = labels == "stock" and conversation.text is None and template.name != "chatglm2"
+        encoded += _fit(conversation, parts, moved, max_tokens, overlong)
+    return encoded
+
+
+def encode_prompt(messages: Sequence[Message], template: Template, tokenizer: Tokenizer) -> list[int]:
+    """What the model is given to answer, up to and including the token that opens its turn."""
+    return encode_whole(template.render(messages, generation_prompt=True), tokenizer)
+
+
+def encode_whole(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int]:
+    """The tokens of rendered pieces, whatever they are for."""
+    [parts] = _tokenize([pieces], tokenizer)
+    return np.concatenate([part.tokens for part in parts]).tolist()
+
+
+def _render(conversation: Conversation, template: Template, train_on: TrainOn, labels: Labels) -> list[Piece]:
+    if conversation.text is not None:
+        return label.document(conversation, template) if conversation.text else []
+    try:
+        write = label.stock if labels == "stock" else label.exact
+        return write(conversation.messages, template, train_on)
+    except UserError as error:
+        raise UserError(error.what, where=conversation.place, cure=error.cure) from error
+
+
+def _tokenize(rendered: Sequence[Sequence[Piece]], tokenizer: Tokenizer) -> list[list[Part]]:
+    texts = [piece.text for pieces in rendered for piece in pieces if not piece.special]
+    numbers = iter(tokenizer.encode(texts) if texts else [])
+    special: dict[str, NDArray[np.int32]] = {}
+    batch: list[list[Part]] = []
+    for pieces in rendered:
+        parts: list[Part] = []
+        for piece in pieces:
+            if not piece.special:
+                parts.append(Part(piece, np.array(next(numbers), np.int32)))
+                continue
+            if piece.text not in special:
+                special[piece.text] = np.array([tokenizer.special(piece.text)], np.int32)
+            parts.append(Part(piece, special[piece.text]))
+        batch.append(parts)
+    return batch
+
+
+def _fit(
+    conversation: Conversation, parts: list[Part], moved: bool, max_tokens: int, overlong: Overlong
+) -> list[Encoded]:
+    """`moved`: the parts bear the stock mask, which is shifted by one token and cut at the right."""
+    place = conversation.place
+    if not parts:
+        return [Left(place, "empty" if conversation.text is not None else "no target")]
+    size = sum(map(len, parts))
+    if size > max_tokens and overlong == "drop":
+        return [Left(place, "too long")]
+    if size > max_tokens and overlong == "error":
+        raise UserError(
+            f"{size} tokens, more than data.max_tokens ({max_tokens})",
+            where=place,
+            cure="raise data.max_tokens, or set data.overlong to truncate or drop",
+        )
+    if moved:
+        tokens, mask = _lay(parts)
+        return [_sample(tokens[:max_tokens], label.shift(mask)[:max_tokens], place, size > max_tokens)]
+    if size <= max_tokens:
+        return [_sample(*_lay(parts), place, False)]
+    if conversation.text is not None:
+        return [_sample(*_lay(chunk), place, False) for chunk in chunks(parts, max_tokens)]
+    roles: list[Role] = [message.role for message in conversation.messages]
+    return [_sample(*_lay(shorten(parts, roles, max_tokens)), place, True)]
+
+
+def _lay(parts: Sequence[Part]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    tokens = np.concatenate([part.tokens for part in parts])
+    targets = np.repeat([part.piece.target for part in parts], [len(part) for part in parts])
+    return tokens, targets
+
+
+def _sample(tokens: NDArray[np.int32], targets: NDArray[np.bool_], place: Place, truncated: bool) -> Encoded:
+    return Kept(tokens, targets, place, truncated) if targets.any() else Left(place, "no target")

@@ -1,0 +1,241 @@
+"""The forms in which people write conversations, each turned into messages.
+
+messages: [{role, content, tools?, tool_calls?, metadata?}], tools?    conversations: as ChatGLM3 documents it
+conversations: [{from, value}], tools?, system?  (sharegpt)            text: "..."
+instruction, input?, output | prompt, response | content, summary, each with history?, system?  (alpaca)
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+from glm_accelerate.data.types import Conversation, Message, Place, Role, Tool, ToolCall
+from glm_accelerate.runtime.errors import UserError
+
+FormatName = Literal["messages", "conversations", "alpaca", "sharegpt", "text"]
+Line = Mapping[str, Any]
+
+_ALPACA = (("instruction", "output"), ("prompt", "response"), ("content", "summary"))
+_SPEAKERS: Mapping[str, str] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "observation": "observation",
+    "tool": "observation",
+    "function_response": "observation",
+}
+
+
+def format_of(line: Line, place: Place) -> FormatName:
+    """Told from the keys of a line."""
+    if "messages" in line:
+        return "messages"
+    if "conversations" in line:
+        said = line["conversations"]
+        opened = said[0] if isinstance(said, list) and said else {}
+        return "sharegpt" if isinstance(opened, dict) and "from" in opened else "conversations"
+    if any(question in line and answer in line for question, answer in _ALPACA):
+        return "alpaca"
+    if "text" in line:
+        return "text"
+    raise UserError(
+        f"cannot tell the form of a line with the keys {', '.join(map(repr, line)) or '(none)'}",
+        where=place,
+        cure="each line has messages, conversations, instruction and output, prompt and response, or text",
+    )
+
+
+def conversation(line: Line, format: FormatName, place: Place) -> Conversation:
+    """UserError with the line's place if it does not have that form."""
+    try:
+        if format == "text":
+            return Conversation((), place, _text(line, "text"))
+        write = {
+            "messages": _messages,
+            "conversations": _chatglm3,
+            "alpaca": _alpaca,
+            "sharegpt": _sharegpt,
+        }[format]
+        return Conversation(tuple(_with_tools(write(line), _tools(line))), place)
+    except UserError as error:
+        raise UserError(error.what, where=place, cure=error.cure) from error
+
+
+def _messages(line: Line) -> list[Message]:
+    found: list[Message] = []
+    for at, turn in enumerate(_turns(line, "messages")):
+        name = f"messages[{at}]"
+        role = turn.get("role")
+        if role in ("tool", "function"):
+            role = "observation"
+        role = _role(role, name)
+        calls = [_call(call, name) for call in _list(turn, "tool_calls", name)] if role == "assistant" else []
+        content = _content(turn, name, optional=bool(calls or turn.get("tools")), data=role == "observation")
+        metadata = turn.get("metadata")
+        if role == "assistant" and isinstance(metadata, str) and metadata.strip():
+            found.append(Message("assistant", "", call=ToolCall(metadata.strip(), content)))
+            continue
+        if content or not calls:
+            tools = _tools(turn) if role == "system" else ()
+            found.append(Message(role, content, tools))
+        found += [Message("assistant", "", call=call) for call in calls]
+    return found
+
+
+def _chatglm3(line: Line) -> list[Message]:
+    found: list[Message] = []
+    for at, turn in enumerate(_turns(line, "conversations")):
+        name = f"conversations[{at}]"
+        if turn.get("loss") is False and turn.get("role") in ("assistant", "tool"):
+            raise UserError(f"{name} has loss: false", cure="train_on: last learns only the last answer")
+        if turn.get("role") != "tool":
+            found.append(Message(_role(turn.get("role"), name), _content(turn, name)))
+            continue
+        arguments = turn.get("parameters")
+        written = arguments if isinstance(arguments, str) else _json(arguments or {})
+        found.append(Message("assistant", "", call=ToolCall(_text(turn, "name", name), written)))
+        observation = turn.get("observation")
+        found.append(
+            Message("observation", observation if isinstance(observation, str) else _json(observation))
+        )
+    return found
+
+
+def _alpaca(line: Line) -> list[Message]:
+    pair = next((pair for pair in _ALPACA if pair[0] in line), _ALPACA[0])
+    found: list[Message] = []
+    if line.get("system"):
+        found.append(Message("system", _text(line, "system")))
+    for at, past in enumerate(_list(line, "history", "")):
+        if not (isinstance(past, list) and len(past) == 2 and all(isinstance(text, str) for text in past)):
+            raise UserError(f"history[{at}] is not [question, answer]", cure="write two strings")
+        found += [Message("user", past[0]), Message("assistant", past[1])]
+    question = _text(line, pair[0])
+    if line.get("input"):
+        question = "\n".join(filter(None, [question, _text(line, "input")]))
+    return [*found, Message("user", question), Message("assistant", _text(line, pair[1]))]
+
+
+def _sharegpt(line: Line) -> list[Message]:
+    found: list[Message] = []
+    if line.get("system"):
+        found.append(Message("system", _text(line, "system")))
+    for at, turn in enumerate(_turns(line, "conversations")):
+        name = f"conversations[{at}]"
+        speaker, value = turn.get("from"), _text(turn, "value", name)
+        if speaker == "function_call":
+            found.append(Message("assistant", "", call=_call(_parsed(value, f"{name}.value"), name)))
+            continue
+        if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+            known = ", ".join((*_SPEAKERS, "function_call"))
+            raise UserError(f"{name}.from is {speaker!r}", cure=f"one of {known}")
+        found.append(Message(cast(Role, _SPEAKERS[speaker]), value))
+    return found
+
+
+def _with_tools(messages: list[Message], tools: tuple[Tool, ...]) -> list[Message]:
+    """Tools named beside the conversation belong to its system message; without one, it is made."""
+    if not tools:
+        return messages
+    if messages and messages[0].role == "system":
+        first = messages[0]
+        return [Message("system", first.content, first.tools or tools), *messages[1:]]
+    return [Message("system", "", tools), *messages]
+
+
+def _tools(holder: Line) -> tuple[Tool, ...]:
+    said = holder.get("tools")
+    said = _parsed(said, "tools") if isinstance(said, str) and said else said
+    if not said:
+        return ()
+    if not isinstance(said, list) or not all(isinstance(tool, dict) for tool in said):
+        raise UserError("tools is not a list of objects", cure="write [{...}, ...]")
+    return tuple(_without_holes(tool) for tool in cast(list[Tool], said))
+
+
+def _without_holes(tool: Tool) -> Tool:
+    """Arrow gives every tool the properties of all others, as null: those were never written."""
+    function = tool.get("function", tool)
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if not isinstance(properties, dict) or None not in properties.values():
+        return tool
+    filled = {name: value for name, value in properties.items() if value is not None}
+    mended = {**function, "parameters": {**cast(Tool, parameters), "properties": filled}}
+    return {**tool, "function": mended} if "function" in tool else mended
+
+
+def _call(said: object, name: str) -> ToolCall:
+    """OpenAI's {"function": {"name", "arguments"}}, or what stands inside."""
+    function = said.get("function", said) if isinstance(said, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UserError(f"a call in {name} has no name", cure='{"name": ..., "arguments": {...}}')
+    arguments = function.get("arguments", {})
+    return ToolCall(function["name"], arguments if isinstance(arguments, str) else _json(arguments))
+
+
+def _turns(line: Line, key: str) -> Sequence[Line]:
+    said = line.get(key)
+    if said is None:
+        raise UserError(f"the field {key!r} is missing", cure=f'{{"{key}": [...]}} is expected')
+    if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
+        raise UserError(f"{key} is not a list of objects", cure=f'{{"{key}": [{{...}}, ...]}} is expected')
+    if not said:
+        raise UserError(f"{key} is empty", cure="remove the line")
+    return cast(Sequence[Line], said)
+
+
+def _role(said: object, name: str) -> Role:
+    if said is None:
+        raise UserError(f"{name} has no role", cure=f"one of {', '.join(get_args(Role))}")
+    if said not in get_args(Role):
+        raise UserError(f"{name}.role is {said!r}", cure=f"one of {', '.join(get_args(Role))}, tool")
+    return cast(Role, said)
+
+
+def _content(turn: Line, name: str, *, optional: bool = False, data: bool = False) -> str:
+    """A string, or OpenAI's list of text parts; what a tool gave back (`data`) may be any JSON."""
+    said = turn.get("content")
+    if said is None and optional:
+        return ""
+    if isinstance(said, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in said):
+        return "".join(_text(part, "text", name) for part in cast(list[Line], said))
+    if data and said is not None and not isinstance(said, str):
+        return _json(said)
+    return _text(turn, "content", name)
+
+
+def _text(holder: Line, key: str, name: str = "") -> str:
+    said = holder.get(key)
+    path = f"{name}.{key}" if name else key
+    if said is None:
+        raise UserError(f"the field {path!r} is missing", cure="write it, or remove the line")
+    if not isinstance(said, str):
+        raise UserError(f"{path} is {type(said).__name__}, not a string", cure="write it in quotes")
+    return said
+
+
+def _list(holder: Line, key: str, name: str) -> list[Any]:
+    said = holder.get(key)
+    if said is None:
+        return []
+    if not isinstance(said, list):
+        path = f"{name}.{key}" if name else key
+        raise UserError(f"{path} is {type(said).__name__}, not a list", cure="write [...]")
+    return cast(list[Any], said)
+
+
+def _parsed(text: str, name: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(
+            f"{name} is a string that is not JSON: {error}", cure="write the value itself"
+        ) from error
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,58 @@
+"""All the data of a run, ready to be drawn: template, tokenizer, training and held-out samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_accelerate.config.schema import DataSection, Source
+from glm_accelerate.data.prepare import EncodeSettings, prepare
+from glm_accelerate.data.store import Store
+from glm_accelerate.data.templates import Template, detect_template, get_template
+from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
+from glm_accelerate.runtime import env
+
+MOST_WORKERS = 16  # more bring nothing: one process appends what they make
+
+Progress = Callable[[str, int, int], None]  # what is read, bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the data section of a config comes to beside a model directory."""
+
+    template: Template
+    tokenizer: Tokenizer
+    train: Store
+    dev: Store | None
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset(self.tokenizer.special(name) for name in self.template.stops)
+
+
+def open_inputs(section: DataSection, model_dir: Path, progress: Progress | None = None) -> Inputs:
+    """Prepare what is not cached and open it."""
+    name = detect_template(model_dir) if section.template == "auto" else section.template
+    settings = EncodeSettings(
+        format=section.format,
+        template=name,
+        train_on=section.train_on,
+        labels=section.labels,
+        max_tokens=section.max_tokens,
+        overlong=section.overlong,
+        skip_bad=section.skip_bad,
+    )
+    cache = env.cache_root() / "data" if section.cache == "auto" else Path(section.cache).expanduser()
+    workers = min(env.cores(), MOST_WORKERS) if section.workers == "auto" else section.workers
+
+    def open_store(what: str, sources: Sequence[Source]) -> Store:
+        watch = None if progress is None else lambda done, total: progress(what, done, total)
+        return prepare(sources, settings, model_dir, cache=cache, workers=workers, progress=watch)
+
+    return Inputs(
+        template=get_template(name),
+        tokenizer=load_tokenizer(model_dir),
+        train=open_store("train", section.train),
+        dev=open_store("dev", section.dev) if section.dev else None,
+    )

@@ -1,0 +1,199 @@
+"""From data files to a Store: tokenized in parallel, once, and cached under the name of the content.
+
+file -scan-> digest, ranges -workers-> blocks in file order -Writer-> <cache>/<key>/ -open_part-> Store
+
+One directory a source file, so adding a file rebuilds none of the others. Two processes that want the
+same one take turns (where the file system has no locks both build, and the first rename stands).
+"""
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from glm_accelerate.config.schema import Source
+from glm_accelerate.data.ranges import EncodeSettings, Recipe
+from glm_accelerate.data.read import find_format
+from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
+from glm_accelerate.data.store import FORMAT_VERSION, BrokenStore, Part, Store, Writer, open_part
+from glm_accelerate.data.templates import detect_template, get_template
+from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.data.workers import encode_ranges
+from glm_accelerate.runtime.errors import UserError
+
+__all__ = ["EncodeSettings", "prepare"]
+
+Progress = Callable[
+    [int, int], None
+]  # bytes done, bytes in all; each byte counts once for reading, once for encoding
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+
+
+def prepare(
+    sources: Sequence[Source],
+    settings: EncodeSettings,
+    model_dir: Path,
+    *,
+    cache: Path,
+    workers: int,
+    progress: Progress | None = None,
+    range_bytes: int = RANGE_BYTES,
+) -> Store:
+    """Opens what is cached and builds what is not."""
+    if settings.template == "auto":
+        settings = dataclasses.replace(settings, template=detect_template(model_dir))
+    get_template(settings.template)  # its mistakes, and those of the tokenizer, come before any work
+    fingerprint = load_tokenizer(model_dir).fingerprint
+    paths = [Path(source.path) for source in sources]
+    meter = _Meter(2 * sum(identify(path).size for path in paths), progress)
+    with _writable(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        _sweep(cache)
+        scans = [scan(path, cache, meter.add, range_bytes) for path in paths]
+    parts: list[Part] = []
+    for source, path, found in zip(sources, paths, scans, strict=True):
+        directory = cache / content_key(found.digest, settings, fingerprint)
+        recipe = Recipe(path, settings, model_dir)
+        parts.append(_open_or_build(directory, recipe, found, source.weight, workers, meter))
+    for part in parts:
+        _check_learnable(part)
+    return Store(tuple(parts))
+
+
+def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
+    """Names everything that the prepared samples depend on."""
+    said = {
+        "version": FORMAT_VERSION,
+        "content": digest,
+        "tokenizer": tokenizer,
+        **dataclasses.asdict(settings),
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _open_or_build(
+    directory: Path, recipe: Recipe, found: Scan, weight: float, workers: int, meter: "_Meter"
+) -> Part:
+    if part := _open(directory, recipe.path, weight):
+        meter.add(found.identity.size)
+        return part
+    with _turn(directory):
+        if part := _open(directory, recipe.path, weight):  # another process built it meanwhile
+            meter.add(found.identity.size)
+            return part
+        shutil.rmtree(directory, ignore_errors=True)
+        _build(directory, recipe, found, workers, meter)
+        return open_part(directory, recipe.path, weight)
+
+
+def _open(directory: Path, path: Path, weight: float) -> Part | None:
+    """None if there is none, or a damaged one."""
+    with suppress(BrokenStore):
+        return open_part(directory, path, weight)
+    return None
+
+
+def _build(directory: Path, recipe: Recipe, found: Scan, workers: int, meter: "_Meter") -> None:
+    size = found.identity.size
+    recipe = recipe.with_format(find_format(recipe.path, recipe.settings.format))
+    temporary = directory.parent / f".building-{directory.name}-{secrets.token_hex(4)}"
+    done = written = 0
+
+    def needed() -> int:
+        return max(size, written * size // max(done, 1))
+
+    try:
+        with _writable(directory.parent, needed):
+            temporary.mkdir()
+            with Writer(temporary) as writer, closing(encode_ranges(recipe, found.ranges, workers)) as blocks:
+                for part, block in zip(found.ranges, blocks, strict=True):
+                    writer.append(block)
+                    done, written = part.stop, writer.bytes_written
+                    meter.add(part.stop - part.start)
+                if identify(recipe.path) != found.identity:
+                    raise UserError(
+                        "the data file changed while it was read", where=recipe.path, cure="start again"
+                    )
+                writer.publish(directory, size)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # published, it has moved away
+
+
+def _check_learnable(part: Part) -> None:
+    report = part.report
+    if report.targets:
+        return
+    reasons = (
+        ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "it holds no sample"
+    )
+    where = report.remarks[0].place if report.remarks else part.path
+    cure = "look at the answers in it, data.train_on, data.max_tokens and data.overlong"
+    raise UserError(f"nothing in this file can be learnt: {reasons}", where=where, cure=cure)
+
+
+@contextmanager
+def _turn(directory: Path) -> Generator[None, None, None]:
+    """Waits until no other process builds this directory."""
+    with _writable(directory.parent):
+        file = _lock_of(directory.parent, directory.name).open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        yield
+
+
+def _sweep(cache: Path) -> None:
+    """Removes what killed builders left behind: theirs is a lock that nobody holds any more."""
+    for leftover in cache.glob(".building-*-*"):
+        with _lock_of(cache, leftover.name.split("-")[1]).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # its builder lives, or nobody can know
+                continue
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _lock_of(cache: Path, key: str) -> Path:
+    (cache / "locks").mkdir(exist_ok=True)
+    return cache / "locks" / key
+
+
+@contextmanager
+def _writable(cache: Path, needed: Callable[[], int] | None = None) -> Generator[None, None, None]:
+    """Turns what a full or forbidden disk says into a sentence with the cure."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            room = f", about {needed():,} bytes are needed" if needed else ""
+            cure = "free space there, or set data.cache to another disk"
+            raise UserError(f"no room to keep the prepared data{room}", where=cache, cure=cure) from error
+        if error.errno in _FORBIDDEN:
+            cure = "set data.cache to a directory that you may write"
+            raise UserError(
+                f"cannot keep the prepared data: {error.strerror}", where=cache, cure=cure
+            ) from error
+        raise
+
+
+class _Meter:
+    """Adds up the bytes done and tells whoever watches."""
+
+    def __init__(self, total: int, watcher: Progress | None) -> None:
+        self._done, self._total, self._watcher = 0, total, watcher
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._watcher is not None:
+            self._watcher(self._done, self._total)

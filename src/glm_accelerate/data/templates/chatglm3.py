@@ -1,0 +1,52 @@
+"""ChatGLM3: `[gMASK]sop`, then `<|role|>{tool name}\\n` and `{content}`, two pieces tokenized separately.
+
+SentencePiece puts a space before every piece, so where the pieces are cut can be seen in the tokens. A
+call is Python: the tool's name, then `tool_call(argument=value)` in a fenced block.
+"""
+
+import json
+from collections.abc import Sequence
+
+from glm_accelerate.data.templates.template import Block, Template, join
+from glm_accelerate.data.types import Message, Piece, ToolCall
+
+_TOOLS = "Answer the following questions as best as you can. You have access to the following tools:"
+
+
+def chatglm3() -> Template:
+    return Template(
+        name="chatglm3",
+        prefix=("[gMASK]", "sop"),
+        stops=("</s>", "<|user|>", "<|observation|>"),
+        stop="</s>",
+        end_of_text="</s>",
+        write=_write,
+    )
+
+
+def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
+    blocks = [_block(turn, message) for turn, message in enumerate(messages)]
+    return join(chatglm3(), blocks, generation_prompt)
+
+
+def _block(turn: int, message: Message) -> Block:
+    if message.call:
+        texts = (f"{message.call.name}\n", _python(message.call))
+        return Block("assistant", texts, turn, calls=True)
+    content = message.content
+    if message.tools:
+        tools = json.dumps(list(message.tools), ensure_ascii=False, indent=4)
+        content = f"{content or _TOOLS}\n{tools}"
+    return Block(message.role, ("\n", content), turn)
+
+
+def _python(call: ToolCall) -> str:
+    """Arguments given as JSON become Python; a block for the interpreter is already what it has to be."""
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return call.arguments
+    if not isinstance(arguments, dict):
+        return call.arguments
+    written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"```python\ntool_call({written})\n```"

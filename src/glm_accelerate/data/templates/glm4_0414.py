@@ -1,0 +1,47 @@
+"""GLM-4-0414 (9B, 32B): tools first, then all system messages, then the other turns in their order.
+
+Each is `<|role|>\\n{content}`; a call is `<|assistant|>{tool name} \\n{arguments}`, with a space that the
+model's own template has as well.
+"""
+
+from collections.abc import Sequence
+
+from glm_accelerate.data.templates.glm4 import describe
+from glm_accelerate.data.templates.template import Block, Template, join
+from glm_accelerate.data.types import Message, Piece
+
+
+def glm4_0414() -> Template:
+    return Template(
+        name="glm4-0414",
+        prefix=("[gMASK]", "<sop>"),
+        stops=("<|endoftext|>", "<|user|>", "<|observation|>"),
+        stop="<|user|>",
+        end_of_text="<|endoftext|>",
+        write=_write,
+    )
+
+
+def only_carries_tools(message: Message) -> bool:
+    """Whether a system message is there for its tools alone, so that it has no turn of its own."""
+    return message.role == "system" and bool(message.tools) and not message.content
+
+
+def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
+    tools = [tool for message in messages for tool in message.tools]
+    turns = [(turn, message) for turn, message in enumerate(messages) if not only_carries_tools(message)]
+    blocks: list[Block] = []
+    if tools:
+        carrier = next(turn for turn, message in enumerate(messages) if message.tools)
+        text = "\n# 可用工具\n\n" + "\n".join(map(describe, tools))
+        blocks.append(Block("system", (text,), carrier))
+    blocks += [_block(turn, message) for turn, message in turns if message.role == "system"]
+    blocks += [_block(turn, message) for turn, message in turns if message.role != "system"]
+    return join(glm4_0414(), blocks, generation_prompt)
+
+
+def _block(turn: int, message: Message) -> Block:
+    if message.call:
+        text = f"{message.call.name} \n{message.call.arguments}"
+        return Block("assistant", (text,), turn, calls=True)
+    return Block(message.role, (f"\n{message.content}",), turn)

@@ -1,0 +1,78 @@
+"""What a template is: a function from messages to pieces, and the names of the tokens around them.
+
+messages -> [prefix] [role][text] [role][text] ... [stop]      what the model has to produce is a target
+
+A role token ends the answer before it, so it is a target there; the model itself writes what follows
+`<|assistant|>`, line end included.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from glm_accelerate.data.types import Message, Piece, Role, Tool
+from glm_accelerate.runtime.errors import UserError
+
+ASSISTANT = "<|assistant|>"
+OBSERVATION = "<|observation|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One role token and the texts after it, each tokenized by itself. `calls`: the turn calls a tool."""
+
+    role: Role
+    texts: tuple[str, ...]
+    turn: int
+    calls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How a family writes a conversation. All names are names of special tokens."""
+
+    name: str
+    prefix: tuple[str, ...]
+    stops: tuple[str, ...]  # any of these ends an answer
+    stop: str  # written after the last answer
+    end_of_text: str  # written after a plain document
+    write: Callable[[Sequence[Message], bool], list[Piece]]
+
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> list[Piece]:
+        """The pieces of a conversation; after a last assistant turn its stop token, a target, follows."""
+        return self.write(messages, generation_prompt)
+
+
+def opening(prefix: Sequence[str]) -> list[Piece]:
+    return [Piece(name, special=True) for name in prefix]
+
+
+def join(template: Template, blocks: Sequence[Block], generation_prompt: bool) -> list[Piece]:
+    """Lays blocks one after another and says which pieces are targets."""
+    pieces = opening(template.prefix)
+    enders = {*template.stops, ASSISTANT}  # after a thought the model may open the next turn of its own
+    answering = calling = False
+    for block in blocks:
+        name = f"<|{block.role}|>"
+        pieces.append(Piece(name, special=True, target=answering and name in enders, turn=block.turn))
+        answering, calling = block.role == "assistant", block.calls
+        pieces += [Piece(text, target=answering, turn=block.turn) for text in block.texts if text]
+    if generation_prompt:
+        pieces.append(Piece(ASSISTANT, special=True, target=answering, turn=len(blocks)))
+    elif answering:
+        stop = OBSERVATION if calling else template.stop
+        pieces.append(Piece(stop, special=True, target=True, turn=blocks[-1].turn))
+    return pieces
+
+
+def function_of(tool: Tool) -> dict[str, Any]:
+    """The description of a function, whether it stands in OpenAI's wrapping or by itself."""
+    if tool.get("type", "function") != "function":
+        raise UserError(
+            f"a tool of type {tool['type']!r} cannot be written",
+            cure='describe it as {"type": "function", ...}',
+        )
+    function = tool.get("function", tool)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UserError("a tool has no name", cure='{"type": "function", "function": {"name": ..., ...}}')
+    return function

@@ -1,0 +1,63 @@
+"""A directory of model files that appears whole or not at all, with what belongs beside the weights."""
+
+import json
+import shutil
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from glm_accelerate.runtime.errors import UserError
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+
+@contextmanager
+def new_directory(out: Path) -> Generator[Path]:
+    """A directory to fill that becomes `out` when the block ends well, and vanishes when it does not."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError("exists already", where=out, cure="name a new directory")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(out)  # an empty `out` is replaced
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot be written: {error}", where=out) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def copy_files(source: Path, out: Path, names: Iterable[str]) -> list[str]:
+    """Copies what there is of these; returns the names of what there is not."""
+    absent: list[str] = []
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+        else:
+            absent.append(name)
+    return absent
+
+
+def code_files(config: Path) -> list[str]:
+    """The Python files that a config.json or tokenizer_config.json says its classes are in. They are copied
+    for programs that run them: nothing here does.
+    """
+    said: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    found: set[str] = set()
+    for classes in said.get("auto_map", {}).values():
+        for name in classes if isinstance(classes, list) else [classes]:
+            # `repository--module.Class` is fetched by whoever runs it
+            if isinstance(name, str) and "--" not in name and "/" not in name:
+                found.add(f"{name.partition('.')[0]}.py")
+    return sorted(found)

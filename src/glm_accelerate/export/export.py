@@ -1,0 +1,90 @@
+"""From a run, a checkpoint or an adapter to a directory that other programs open.
+
+whole model    weights, config.json, generation_config.json, tokenizer files        transformers, vLLM, SGLang
+adapter        adapter_model.safetensors, adapter_config.json, tokenizer files      PEFT; the base stays apart
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from glm_accelerate.checkpoint.load import Opened, open_model
+from glm_accelerate.data.templates import get_template
+from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.export.directory import TOKENIZER_FILES, code_files, copy_files, new_directory
+from glm_accelerate.models.adapt.files import save_adapter
+from glm_accelerate.models.adapt.lora import adapted_layers, merge
+from glm_accelerate.models.write import save_model
+from glm_accelerate.runtime.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written. `missing` are code files that the model's configs name and its directory lacks."""
+
+    kind: Literal["model", "adapter", "prefix"]
+    path: Path
+    step: int | None
+    missing: tuple[str, ...]
+
+
+def export(
+    source: Path,
+    out: Path,
+    *,
+    merge_adapter: bool,
+    layout: Literal["hf", "original"] = "hf",
+    dtype: torch.dtype | None = None,
+    base: Path | None = None,
+) -> Exported:
+    """Writes `out`. `dtype` of the weights: as the base model's config says, unless given."""
+    opened = open_model(source, base=base, dtype=dtype)
+    kind: Literal["model", "adapter", "prefix"] = "model"
+    if opened.model.prefix is not None:
+        kind = "prefix"
+        if merge_adapter:
+            raise UserError("a prefix cannot be merged", where=source, cure="export it without --merge")
+    elif adapted_layers(opened.model) and not merge_adapter:
+        kind = "adapter"
+    with new_directory(out) as directory:
+        copy_files(opened.base, directory, TOKENIZER_FILES)
+        code = code_files(opened.base / "tokenizer_config.json")
+        if kind == "model":
+            merge(opened.model)
+            save_model(opened.model, directory, layout=layout, dtype=dtype or _dtype_of(opened))
+            (directory / "generation_config.json").write_text(
+                json.dumps(_generation_config(opened), indent=2), encoding="utf-8"
+            )
+            code += code_files(directory / "config.json")
+        else:
+            save_adapter(opened.model, directory)
+        missing = copy_files(opened.base, directory, _with_neighbours(opened.base, code))
+    return Exported(kind, out, opened.step, tuple(missing))
+
+
+def _dtype_of(opened: Opened) -> torch.dtype | None:
+    """Full fine-tuning keeps float32 master weights; what is served is as wide as what it began as."""
+    config = opened.model.origin.config
+    name = config.get("dtype") or config.get("torch_dtype")
+    return getattr(torch, name) if name in ("float32", "bfloat16", "float16") else None
+
+
+def _generation_config(opened: Opened) -> dict[str, Any]:
+    """The base's own, with every token that ends an answer: where one is missing, answers never end."""
+    path = opened.base / "generation_config.json"
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    tokenizer, template = load_tokenizer(opened.base), get_template(opened.template)
+    stops = [tokenizer.special(name) for name in template.stops]
+    before = said.get("eos_token_id", opened.model.origin.config.get("eos_token_id", []))
+    before = before if isinstance(before, list) else [before]
+    said["eos_token_id"] = [*before, *(stop for stop in stops if stop not in before)]
+    said.setdefault("pad_token_id", opened.model.origin.config.get("pad_token_id", stops[0]))
+    return said
+
+
+def _with_neighbours(base: Path, code: list[str]) -> list[str]:
+    """Code files import others beside them (ChatGLM's modeling file its quantization.py)."""
+    return sorted({*code, *(path.name for path in base.glob("*.py"))} if code else set())

@@ -1,0 +1,49 @@
+"""The optimizer of a run. Matrices decay, norms and biases never do."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Adafactor, AdamW, Optimizer
+
+from glm_accelerate.config.schema import OptimSection
+
+
+def build_optimizer(named: Iterable[tuple[str, Tensor]], section: OptimSection) -> Optimizer:
+    """An optimizer over everything that requires a gradient."""
+    trained = [parameter for _, parameter in named if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": section.weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if section.name == "adafactor":
+        return Adafactor(groups, lr=section.learning_rate, beta2_decay=-0.8)
+    return AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.epsilon, fused=True)
+
+
+def set_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Use this rate from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def optimizer_state(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Every moment as `name::moment`, so that files name parameters and not positions."""
+    state: dict[str, Tensor] = {}
+    for name, parameter in named:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            state[f"{name}::{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    return state
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, named: Iterable[tuple[str, Tensor]], state: dict[str, Tensor]
+) -> None:
+    """Take back what `optimizer_state` gave."""
+    parameters = dict(named)
+    for key, value in state.items():
+        name, _, moment = key.partition("::")
+        parameter = parameters[name]
+        # A step count lives on the host unless the optimizer is fused on a device; moments live beside their weight.
+        optimizer.state[parameter][moment] = value.to(parameter.device)

@@ -1,0 +1,92 @@
+"""What this machine has to train with, as plain facts. Looking costs a CUDA context and changes nothing."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from glm_accelerate.runtime.env import cores
+
+CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+DRIVER = Path("/proc/driver/nvidia/version")
+# A container's own limit on memory: of the second kind of cgroups, then of the first.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One machine. On a CPU, the device's memory is the host's."""
+
+    device: Literal["cuda", "cpu"]
+    name: str
+    count: int
+    memory_bytes: int  # of one device
+    free_bytes: int
+    cores: int
+    host_bytes: int
+    bf16: bool  # whether bfloat16 products are done in hardware
+    torch_version: str
+    cuda_version: str | None  # that torch was built with
+    driver_version: str | None  # NVIDIA's, also where torch cannot use it
+
+
+def detect() -> Hardware:
+    """The machine that this process runs on; with several GPUs, the current one speaks for all."""
+    host, free = host_memory()
+    common = (cores(), host)
+    versions = (str(torch.__version__), torch.version.cuda, driver_version())
+    if not torch.cuda.is_available():
+        return Hardware("cpu", _cpu_name(), 1, host, free, *common, "bf16" in _cpu_flags(), *versions)
+    device = torch.cuda.current_device()
+    free, total = torch.cuda.mem_get_info(device)
+    return Hardware(
+        "cuda",
+        torch.cuda.get_device_name(device),
+        torch.cuda.device_count(),
+        total,
+        free,
+        *common,
+        torch.cuda.is_bf16_supported(including_emulation=False),
+        *versions,
+    )
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes that this process may use, and how many of them are free, within its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    if MEMINFO.is_file():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+        free = int(found[1]) * 1024 if found else total
+    for file in LIMITS:
+        text = file.read_text().strip() if file.is_file() else "max"
+        if text.isdigit():
+            total = min(total, int(text))
+    return total, min(free, total)
+
+
+def driver_version() -> str | None:
+    """NVIDIA's kernel driver, if it is loaded."""
+    if not DRIVER.is_file():
+        return None
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER.read_text())
+    return found[1] if found else None
+
+
+def _cpu_flags() -> set[str]:
+    """What the CPU can do; `bf16` stands for any of its bfloat16 products (AVX-512, AMX, ARM)."""
+    text = CPUINFO.read_text() if CPUINFO.is_file() else ""
+    flags = set(
+        re.findall(r"[a-z0-9_]+", "".join(re.findall(r"^(?:flags|Features)\s*:.*$", text, re.MULTILINE)))
+    )
+    return flags | {"bf16"} if flags & {"avx512_bf16", "amx_bf16", "bf16", "svebf16"} else flags
+
+
+def _cpu_name() -> str:
+    text = CPUINFO.read_text() if CPUINFO.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else "CPU"

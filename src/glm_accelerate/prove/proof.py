@@ -1,0 +1,12 @@
+"""What a proof says: its name, whether it holds, and one line for people."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The outcome of one check at the start of a run."""
+
+    name: str
+    ok: bool
+    said: str

@@ -1,0 +1,44 @@
+"""The proofs that every start runs, in seconds, and a short report of them."""
+
+import torch
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.kernels.choose import choices
+from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.weights import load_model
+from glm_accelerate.prove.coverage import prove_coverage
+from glm_accelerate.prove.isolation import prove_isolation
+from glm_accelerate.prove.labels import prove_labels
+from glm_accelerate.prove.proof import Proof
+from glm_accelerate.prove.template import prove_template
+from glm_accelerate.runtime.errors import UserError
+
+
+def prove_start(config: RunConfig) -> list[Proof]:
+    """All proofs of a config, from its files alone."""
+    directory = locate(config.model.path)
+    inputs = open_inputs(config.data, directory)
+    model = load_model(directory, dtype=getattr(torch, config.model.dtype))
+    adapt(model, config.adapt)
+    return prove_parts(config, model, inputs)
+
+
+def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs) -> list[Proof]:
+    """All proofs of what a run has built."""
+    proofs = prove_inputs(config, inputs)
+    proofs.append(prove_coverage(model, config.adapt))
+    proofs.append(prove_isolation(model))
+    dtype = model.compute or model.embed.dtype
+    for choice in choices(model.embed.device, dtype):
+        proofs.append(Proof(choice.operator, True, f"{choice.path}: {choice.why}"))
+    return proofs
+
+
+def require(proofs: list[Proof]) -> None:
+    """A run does not start on a proof that failed."""
+    for proof in proofs:
+        if not proof.ok:
+            raise UserError(f"the proof of {proof.name} failed: {proof.said}")

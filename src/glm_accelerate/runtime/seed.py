@@ -1,0 +1,27 @@
+"""Randomness as a function: the seed of a step depends on nothing but the run's seed and its number.
+
+So a resumed run draws what the uninterrupted one would have drawn, with no generator state to save.
+"""
+
+import torch
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far apart
+
+
+def step_seed(seed: int, step: int) -> int:
+    """64 well-mixed bits; steps of one run never share them, and close seeds are unrelated."""
+    return _mix(_mix(seed & MASK) + step * GOLDEN)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the CPU's generator and every GPU's."""
+    torch.manual_seed(seed & MASK)  # covers CUDA, also before its first use
+
+
+def _mix(value: int) -> int:
+    """A bijection on 64 bits in which every input bit reaches every output bit (splitmix64's finisher)."""
+    value = (value + GOLDEN) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,29 @@
+"""One trainer a run directory. The lock goes with the process, so nothing has to be cleaned up after a kill."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from glm_accelerate.runtime.errors import UserError
+
+
+@contextmanager
+def only_trainer(run: Path) -> Iterator[None]:
+    """Holds the run directory; a UserError names who holds it already."""
+    descriptor = os.open(run / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+            raise UserError(
+                f"{holder} is training here", where=run, cure="wait for it, or name another directory with --run"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

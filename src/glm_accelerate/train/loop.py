@@ -1,0 +1,98 @@
+"""The training loop. It builds nothing: `build.py` did, and observers only look on."""
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import torch
+from torch.optim import Optimizer
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.types import Step
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.observe.events import Events
+from glm_accelerate.optim.schedule import rate
+from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.runtime.device import memory_in_use, reset_peak
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.train.state import Progress
+from glm_accelerate.train.step import Outcome, update
+from glm_accelerate.train.stop import StopRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parts of a run, built and ready."""
+
+    config: RunConfig
+    plan: RunPlan
+    device: torch.device
+    model: Decoder
+    optimizer: Optimizer
+    steps: Generator[Step, None, None]
+    progress: Progress
+    events: Events
+    save: Callable[[], None]
+    evaluate: Callable[[], None] | None
+
+
+def loop(run: Run, stop: StopRequest) -> str:
+    """Train until the plan's last step or a request to stop. Returns the reason for stopping."""
+    progress, plan = run.progress, run.plan
+    run.model.train()
+    for step in run.steps:
+        began = time.perf_counter()
+        reset_peak(run.device)
+        learning_rate = run.config.optim.learning_rate * _rate(run)
+        seed_all(step_seed(run.config.train.seed, step.number))
+        outcome = update(
+            run.model, run.optimizer, step, run.device, learning_rate=learning_rate, limit=run.config.optim.clip
+        )
+        progress.record(step, outcome.applied)
+        run.events.emit("step", _fields(run, step, outcome, learning_rate, time.perf_counter() - began))
+        last = step.number == plan.steps
+        failing = progress.bad_in_a_row >= run.config.train.max_bad_steps
+        if run.evaluate is not None and (last or step.number % plan.evaluate_every == 0):
+            run.evaluate()
+        reason = stop.reason(step.number)  # asked late: a signal may have come during the evaluation
+        if last or failing or reason or step.number % plan.checkpoint_every == 0:
+            run.save()
+        if failing:
+            raise UserError(
+                f"the gradients of {progress.bad_in_a_row} steps in a row were not finite (up to {step.number})",
+                cure="a lower optim.learning_rate, a longer optim.warmup, or precision.compute=float32",
+            )
+        if reason and not last:
+            return reason
+    return "done"
+
+
+def _rate(run: Run) -> float:
+    optim = run.config.optim
+    return rate(
+        run.progress.applied,
+        run.plan.steps,
+        schedule=optim.schedule,
+        warmup=run.plan.warmup_steps,
+        decay=optim.decay,
+        floor=optim.floor,
+    )
+
+
+def _fields(run: Run, step: Step, outcome: Outcome, learning_rate: float, seconds: float) -> dict[str, object]:
+    """The `step` event of the contract."""
+    return {
+        "step": step.number,
+        "applied": outcome.applied,
+        "epoch": step.epoch + (step.number - 1) % run.plan.steps_per_epoch / run.plan.steps_per_epoch,
+        "loss": outcome.loss,
+        "samples": len(step.numbers),
+        "tokens": step.tokens,
+        "targets": step.targets,
+        "tokens_per_second": step.tokens / seconds,
+        "learning_rate": learning_rate,
+        "grad_norm": outcome.grad_norm,
+        "memory_bytes": memory_in_use(run.device),
+        "seconds": seconds,
+    }

@@ -1,0 +1,73 @@
+"""A whole run: build it, train, and say how it ended."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.observe.events import Observer
+from glm_accelerate.train.build import Built, Start, built
+from glm_accelerate.train.loop import loop
+from glm_accelerate.train.stop import StopRequest
+
+FRESH = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    directory: Path
+    step: int
+    reason: str  # "done", or the signal that stopped it
+    seconds: float
+    losses: dict[int, float]  # held-out loss by step
+
+    @property
+    def done(self) -> bool:
+        return self.reason == "done"
+
+
+def train(
+    config: RunConfig,
+    directory: Path | str,
+    *,
+    start: Start = FRESH,
+    stop_after: int | None = None,
+    observers: Sequence[Observer] = (),
+    on_read: Callable[[str, int, int], None] | None = None,
+    on_built: Callable[[Built], None] | None = None,
+) -> Result:
+    """Train as the config says. Run again on the same directory, it goes on where it stopped.
+
+    `on_read` hears of data being prepared, `on_built` of the plan and the proofs before the first step.
+    """
+    directory = Path(directory)
+    began = time.perf_counter()
+    with built(config, directory, start, observers, on_read) as ready:
+        if on_built is not None:
+            on_built(ready)
+        run = ready.run
+        run.events.emit("start" if ready.resumed is None else "resume", _start_fields(ready))
+        with StopRequest(stop_after) as stop:
+            if ready.resumed is None and run.evaluate is not None:
+                run.evaluate()
+            reason = loop(run, stop)
+        run.events.emit("stop", {"reason": reason, "step": run.progress.position})
+        seconds = time.perf_counter() - began
+        return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))
+
+
+def _start_fields(ready: Built) -> dict[str, object]:
+    plan = ready.run.plan
+    trained = sum(parameter.numel() for parameter in ready.run.model.parameters() if parameter.requires_grad)
+    return {
+        "step": ready.run.progress.position,
+        "steps": plan.steps,
+        "family": plan.family,
+        "method": ready.run.config.adapt.method,
+        "device": plan.device,
+        "trained_parameters": trained,
+        "proofs": [{"name": proof.name, "ok": proof.ok, "said": proof.said} for proof in ready.proofs],
+    }

@@ -1,0 +1,64 @@
+"""One optimizer update: forward and backward over the step's batches, clip, update.
+
+The loss is the sum over targets divided by the step's number of targets, so packing and accumulation are
+exact: any division of the same samples into batches gives the same gradients.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from glm_accelerate.data.types import IGNORED, Batch, Step
+from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.layout import Layout
+from glm_accelerate.optim.build import set_rate
+from glm_accelerate.optim.clip import clip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an update did. Not applied: its gradients were not finite and the weights are as before."""
+
+    loss: float
+    grad_norm: float
+    applied: bool
+
+
+def batch_loss(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
+    """Sum of the losses of a batch's targets. Logits are made only where there is a target."""
+    tokens_RT = torch.from_numpy(batch.tokens_RT).to(device, non_blocking=True)
+    hidden_RTH = model.hidden(tokens_RT, Layout.of_documents(batch.documents, device))
+    labels = batch.labels_RT.reshape(-1)
+    learnt = np.flatnonzero(labels != IGNORED)
+    rows_S = torch.from_numpy(learnt).to(device, non_blocking=True)
+    labels_S = torch.from_numpy(labels[learnt]).to(device, non_blocking=True)
+    return linear_cross_entropy(hidden_RTH.flatten(0, 1)[rows_S], model.head.weight, labels_S)
+
+
+def forward_backward(model: Decoder, step: Step, device: torch.device) -> Tensor:
+    """Adds the step's gradients to the parameters; returns its loss, on the device."""
+    total = torch.zeros((), device=device)
+    for batch in step.batches:
+        if batch.targets:
+            loss = batch_loss(model, batch, device) / step.targets
+            loss.backward()
+            total += loss.detach()
+    return total
+
+
+def update(
+    model: Decoder, optimizer: Optimizer, step: Step, device: torch.device, *, learning_rate: float, limit: float
+) -> Outcome:
+    """One whole step."""
+    loss = forward_backward(model, step, device)
+    norm = clip((p for p in model.parameters() if p.requires_grad), limit)
+    finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
+    if finite and step.targets:
+        set_rate(optimizer, learning_rate)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Outcome(float(loss), float(norm), finite and step.targets > 0)

@@ -1,0 +1,94 @@
+"""Small real things that tests share: model directories with random weights in every family."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.models.families import FAMILIES
+
+torch.set_num_threads(2)
+
+# Odd on purpose: 6 query heads on 2, head_dim that is not hidden / heads, a vocabulary that divides by nothing.
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 60,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "rope_theta": 5e6,
+    "partial_rotary_factor": 0.5,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": [1, 2],
+    "hidden_act": "silu",
+}
+CHATGLM_SIZES = {
+    "padded_vocab_size": 131,
+    "hidden_size": 60,
+    "ffn_hidden_size": 100,
+    "num_layers": 3,
+    "num_attention_heads": 6,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "kv_channels": 16,
+    "seq_length": 512,
+    "layernorm_epsilon": 1e-5,
+    "add_qkv_bias": True,
+    "rope_ratio": 500,
+    "rmsnorm": True,
+    "post_layer_norm": True,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+ARCHITECTURES = {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM", "chatglm": "ChatGLMModel"}
+
+
+def config_of(family: str, **changes: object) -> dict[str, object]:
+    """A tiny config.json of a family."""
+    sizes = CHATGLM_SIZES if family == "chatglm" else SIZES
+    return {"model_type": family, "architectures": [ARCHITECTURES[family]], **sizes, **changes}
+
+
+def random_weights(
+    family: str, config: dict[str, object], seed: int = 0, scale: float = 0.1
+) -> dict[str, Tensor]:
+    """Every tensor random, norms and biases included: zeros and ones would hide mistakes in them."""
+    described = FAMILIES[family]
+    with torch.device("meta"):
+        model = Decoder(described.read(config), Origin(family, config, ""))
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        described.theirs(name): torch.randn(parameter.shape, generator=generator) * scale
+        + name.endswith("norm.weight")
+        for name, parameter in model.named_parameters()
+    }
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> Callable[..., Path]:
+    """make_model(family, seed=0, dtype=torch.float32, **config changes) -> a model directory."""
+
+    def make(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object) -> Path:
+        directory = tmp_path / f"{family}-{seed}"
+        directory.mkdir()
+        config = config_of(family, **changes)
+        tensors = {name: tensor.to(dtype) for name, tensor in random_weights(family, config, seed).items()}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        (directory / "config.json").write_text(json.dumps(config))
+        return directory
+
+    return make

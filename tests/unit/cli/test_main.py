@@ -1,0 +1,113 @@
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm_accelerate.cli import main as cli
+from glm_accelerate.runtime.errors import UserError
+
+LIGHT = """
+import sys
+from glm_accelerate.cli.main import main
+try:
+    code = main({words!r})
+except SystemExit as stop:
+    code = stop.code
+heavy = {{"torch", "pydantic", "numpy", "transformers", "yaml", "rich"}} & set(sys.modules)
+sys.exit(f"{{code}} {{heavy}}" if code or heavy else 0)
+"""
+
+
+def ask(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "glm_accelerate.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["--version"], *([verb, "--help"] for verb in cli.verbs())]
+)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    command = [sys.executable, "-c", LIGHT.format(words=words)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "glm-accelerate" in answer.stdout
+
+
+def test_help_lists_the_verbs_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0] for line in lines if line.startswith("  ")}
+    assert listed == set(cli.verbs())
+    assert {"doctor", "plan"} <= listed <= set(cli.VERBS)
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_verb_without_a_module_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "VERBS", {"doctor": "there", "nothere": "not there"})
+    assert cli.verbs() == {"doctor": "there"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["plna"], "there is no verb `plna` (did you mean `plan`?)"),
+        (
+            ["plan", "--jsno"],
+            "glm-accelerate plan: unrecognized arguments: --jsno (glm-accelerate plan --help)",
+        ),
+        (["plan", "--js"], "glm-accelerate plan: unrecognized arguments: --js (glm-accelerate plan --help)"),
+        (["plan", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
+        (["plan"], "a config is needed: CONFIG, preset:NAME, or --stock-config YAML DATA_DIR MODEL_DIR"),
+        (["plan", "a\x1b[31m\nb"], "a\\x1b[31m\\nb: cannot be read: No such file or directory"),
+    ],
+)
+def test_the_users_mistakes_are_one_line_and_exit_2(tmp_path: Path, words: list[str], expected: str) -> None:
+    answer = ask(*words, cwd=tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (2, "", f"error: {expected}\n")
+
+
+def raising(error: BaseException) -> object:
+    def dispatch(words: list[str]) -> int:
+        raise error
+
+    return dispatch
+
+
+def test_what_happens_in_a_verb_decides_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_dispatch", raising(UserError("wrong", where="a.yaml:3", cure="mend it")))
+    assert cli.main(["x"]) == 2
+    assert capsys.readouterr().err == "error: a.yaml:3: wrong (mend it)\n"
+    monkeypatch.setattr(cli, "_dispatch", raising(KeyboardInterrupt()))
+    assert cli.main(["x"]) == 75
+    assert capsys.readouterr().err == "stopped\n"
+    monkeypatch.setattr(cli, "_dispatch", raising(RuntimeError("oh")))
+    assert cli.main(["x"]) == 1
+    told = capsys.readouterr().err
+    assert "RuntimeError: oh" in told
+    assert told.splitlines()[-1].startswith("error: this is a bug in glm-accelerate")
+
+
+def test_the_error_is_red_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert cli.main(["nothere"]) == 2
+    assert "\x1b[1;31merror: \x1b[0m\x1b[31mthere is no verb `nothere`" in stream.getvalue()
+
+
+def test_a_reader_that_goes_away_is_no_bug() -> None:
+    script = f"'{sys.executable}' -m glm_accelerate.cli.main --help"
+    read, write = os.pipe()
+    os.close(read)  # nobody reads: every write fails
+    answer = subprocess.run(
+        ["sh", "-c", script], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert (answer.returncode, answer.stderr) == (75, b"")

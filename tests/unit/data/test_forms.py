@@ -1,0 +1,117 @@
+"""Tools, calls and histories in each form become the same messages."""
+
+from typing import Any
+
+import pytest
+
+from glm_accelerate.data.forms import FormatName, conversation
+from glm_accelerate.data.types import Message, Place, ToolCall
+from glm_accelerate.runtime.errors import UserError
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}
+CALL = ToolCall("f", '{"x": "Paris"}')
+AGENT = (
+    Message("system", "", (TOOL,)),
+    Message("user", "q"),
+    Message("assistant", "let me see"),
+    Message("assistant", "", call=CALL),
+    Message("observation", '{"t": 22}'),
+    Message("assistant", "warm"),
+)
+
+
+def messages(line: dict[str, Any], format: FormatName) -> tuple[Message, ...]:
+    return conversation(line, format, Place("f", 1)).messages
+
+
+def test_openai_tool_calls() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": "Paris"}}}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "content": "let me see", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": {"t": 22}},
+        {"role": "assistant", "content": "warm", "tool_calls": None},
+    ]
+    assert messages({"messages": turns, "tools": [TOOL]}, "messages") == AGENT
+    silent = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    assert messages({"messages": [turns[0], silent]}, "messages")[1:] == (AGENT[3], AGENT[3])
+
+
+def test_glm4_metadata() -> None:
+    turns = [
+        {"role": "system", "content": "", "tools": [TOOL]},
+        {"role": "user", "content": "q", "tools": None},
+        {"role": "assistant", "content": "let me see", "metadata": ""},
+        {"role": "assistant", "metadata": "f\n", "content": CALL.arguments},
+        {"role": "observation", "content": '{"t": 22}'},
+        {"role": "assistant", "content": "warm"},
+    ]
+    assert messages({"messages": turns}, "messages") == AGENT
+
+
+def test_chatglm3_tool_turns() -> None:
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "let me see"},
+        {"role": "tool", "name": "f", "parameters": {"x": "Paris"}, "observation": {"t": 22}},
+        {"role": "assistant", "content": "warm"},
+    ]
+    assert messages({"conversations": turns, "tools": [TOOL]}, "conversations") == AGENT
+
+
+def test_sharegpt_function_calls() -> None:
+    turns = [
+        {"from": "human", "value": "q"},
+        {"from": "gpt", "value": "let me see"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": "Paris"}}'},
+        {"from": "observation", "value": '{"t": 22}'},
+        {"from": "gpt", "value": "warm"},
+    ]
+    written = '[{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}]'
+    assert messages({"conversations": turns, "tools": written}, "sharegpt") == AGENT
+
+
+def test_alpaca_history_and_input() -> None:
+    line = {"instruction": "i", "input": "x", "output": "o", "history": [["q", "a"]], "system": "s"}
+    roles = [(message.role, message.content) for message in messages(line, "alpaca")]
+    past = [("system", "s"), ("user", "q"), ("assistant", "a")]
+    assert roles == [*past, ("user", "i\nx"), ("assistant", "o")]
+
+
+def test_tools_join_a_system_message() -> None:
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    found = messages({"messages": turns, "tools": [TOOL]}, "messages")
+    assert found == (Message("system", "s", (TOOL,)), Message("user", "q"))
+
+
+def test_properties_that_arrow_made_up_are_removed() -> None:
+    holed = {"name": "f", "parameters": {"properties": {"x": {}, "of another tool": None}}}
+    wrapped = {"type": "function", "function": holed}
+    turns = [{"role": "user", "content": "q"}]
+    [system, _] = messages({"messages": turns, "tools": [wrapped, holed, TOOL]}, "messages")
+    assert system.tools == (TOOL, TOOL["function"], TOOL)
+    assert holed["parameters"]["properties"]["of another tool"] is None  # what was read is left as it was
+
+
+@pytest.mark.parametrize(
+    ("line", "format", "said"),
+    [
+        ({"conversations": [{"from": "bot", "value": "x"}]}, "sharegpt", r"conversations\[0\]\.from is 'bot'"),
+        ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "sharegpt", r"\.from is \['gpt'\]"),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, "sharegpt", "a string that is not JSON"),
+        ({"conversations": [{"from": "function_call", "value": "{}"}]}, "sharegpt", "has no name"),
+        ({"conversations": [{"role": "tool"}]}, "conversations", r"'conversations\[0\]\.name' is missing"),
+        ({"conversations": [{"role": "assistant", "content": "", "loss": False}]}, "conversations", "loss: false"),
+        ({"instruction": "q"}, "alpaca", "'output' is missing"),
+        ({"instruction": "q", "output": 3}, "alpaca", "output is int"),
+        ({"instruction": "q", "output": "a", "history": [["q"]]}, "alpaca", r"history\[0\] is not"),
+        ({"instruction": "q", "output": "a", "history": "q"}, "alpaca", "history is str, not a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages", "tool_calls is str"),
+        ({"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages", "has no name"),
+        ({"messages": [{"role": "user", "content": "q"}], "tools": ["f"]}, "messages", "tools is not a list of objects"),
+        ({"text": None}, "text", "'text' is missing"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(line: dict[str, Any], format: FormatName, said: str) -> None:
+    with pytest.raises(UserError, match=rf"^f:1: .*{said}"):
+        conversation(line, format, Place("f", 1))

@@ -1,0 +1,264 @@
+"""prepare(): the same samples whoever tokenizes them, built once, and again when what counts has changed."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glm_accelerate.config.schema import Source
+from glm_accelerate.data.encode import Kept, encode
+from glm_accelerate.data.prepare import EncodeSettings, prepare
+from glm_accelerate.data.read import read
+from glm_accelerate.data.store import Store
+from glm_accelerate.data.templates import get_template
+from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.demo.tiny import build_tokenizer
+from glm_accelerate.runtime.errors import UserError
+
+SETTINGS = EncodeSettings(template="glm4-0414", max_tokens=64)
+RANGE_BYTES = 1000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer files are all that is needed of a model."""
+    directory = tmp_path_factory.mktemp("model")
+    build_tokenizer(["hello", " world"]).save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"model_type": "glm4"}')
+    return directory
+
+
+def talk(question: str, answer: str) -> str:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return json.dumps({"messages": turns}, ensure_ascii=False)
+
+
+def write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    lines = [talk(f"问 {i}", "答 " * (i % 20 + 1)) for i in range(200)]
+    lines[50] = ""  # a blank line counts as a line and holds nothing
+    return write(tmp_path / "data.jsonl", lines)
+
+
+def run(data: Path, model: Path, cache: Path, settings: EncodeSettings = SETTINGS, **how: Any) -> Store:
+    how = {"workers": 1, "range_bytes": RANGE_BYTES, **how}
+    return prepare([Source(path=str(data))], settings, model, cache=cache, **how)
+
+
+def everything(store: Store) -> list[tuple[list[int], list[bool], str]]:
+    samples = [store[number] for number in range(len(store))]
+    return [(one.tokens.tolist(), one.targets.tolist(), str(one.place)) for one in samples]
+
+
+def directories(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.iterdir() if (path / "report.json").exists())
+
+
+@pytest.mark.parametrize(("workers", "range_bytes"), [(1, 1 << 20), (1, 100), (2, 1000), (3, 4000)])
+def test_the_same_as_encoding_the_file_directly(
+    data: Path, model: Path, tmp_path: Path, workers: int, range_bytes: int
+) -> None:
+    store = run(data, model, tmp_path / "cache", workers=workers, range_bytes=range_bytes)
+    template, tokenizer = get_template("glm4-0414"), load_tokenizer(model)
+    direct = [
+        one for one in encode(list(read(data)), template, tokenizer, max_tokens=64) if isinstance(one, Kept)
+    ]
+
+    assert len(direct) == 199
+    expected = [(one.tokens.tolist(), one.targets.tolist(), str(one.place)) for one in direct]
+    assert everything(store) == expected
+    assert store.report.truncated == sum(one.truncated for one in direct) > 0
+    assert store.report.bytes == data.stat().st_size
+
+
+def test_the_template_is_seen_from_the_model(data: Path, model: Path, tmp_path: Path) -> None:
+    said = run(data, model, tmp_path / "cache")
+    seen = run(data, model, tmp_path / "cache", replace(SETTINGS, template="auto"))
+    assert seen.fingerprint == said.fingerprint
+
+
+def test_built_once(data: Path, model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = run(data, model, cache)
+    (directory,) = directories(cache)
+    written = (directory / "tokens.bin").stat().st_mtime_ns
+    assert run(data, model, cache).fingerprint == first.fingerprint
+    assert (directory / "tokens.bin").stat().st_mtime_ns == written
+
+
+def test_what_counts_makes_another_directory(data: Path, model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    changes: list[dict[str, Any]] = [
+        {"max_tokens": 65},
+        {"train_on": "last"},
+        {"labels": "stock"},
+        {"overlong": "drop"},
+        {"skip_bad": 1},
+        {"format": "messages"},
+        {"template": "glm4"},
+    ]
+    prints = {run(data, model, cache, replace(SETTINGS, **change)).fingerprint for change in ({}, *changes)}
+    assert len(prints) == len(directories(cache)) == len(changes) + 1
+
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    build_tokenizer(["other"]).save(str(other / "tokenizer.json"))
+    assert run(data, other, cache).fingerprint not in prints
+
+    data.write_text(talk("new", "content") + "\n")
+    assert run(data, model, cache).fingerprint not in prints
+
+
+def test_the_same_content_elsewhere_is_not_built_again(data: Path, model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = run(data, model, cache)
+    moved = data.rename(tmp_path / "moved.jsonl")
+    second = run(moved, model, cache)
+    assert second.fingerprint == first.fingerprint
+    assert second[0].place.file == str(moved)
+    assert second.report.remarks
+    assert all(remark.place.file == str(moved) for remark in second.report.remarks)
+
+
+def test_another_file_leaves_the_first_alone(data: Path, model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    alone = run(data, model, cache)
+    more = write(tmp_path / "more.jsonl", [talk("more", "yes")])
+    sources = [Source(path=str(more), weight=2.0), Source(path=str(data), weight=0.5)]
+    both = prepare(sources, SETTINGS, model, cache=cache, workers=1)
+    assert [tuple(span) for span in both.spans] == [(0, 1, 2.0), (1, 1 + len(alone), 0.5)]
+    assert everything(both)[1:] == everything(alone)
+    assert len(directories(cache)) == 2
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "report.json"])
+def test_a_broken_cache_is_built_again(data: Path, model: Path, tmp_path: Path, name: str) -> None:
+    cache = tmp_path / "cache"
+    good = everything(run(data, model, cache))
+    (directory,) = directories(cache)
+    content = (directory / name).read_bytes()
+    (directory / name).write_bytes(content[:-5])
+    assert everything(run(data, model, cache)) == good
+    assert (directory / name).stat().st_size == len(content)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_names_its_line(data: Path, model: Path, tmp_path: Path, workers: int) -> None:
+    lines = data.read_text().splitlines()
+    lines[120] = '{"messages": oops}'
+    lines[190] = '{"messages": oops}'
+    write(data, lines)
+    with pytest.raises(UserError, match="broken JSON") as caught:
+        run(data, model, tmp_path / "cache", workers=workers)
+    assert str(caught.value.where).startswith(f"{data}:121")
+    assert caught.value.cure == "mend or remove the line"
+    assert not directories(tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob(".building-*"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_lines_are_counted_over_the_whole_file(
+    data: Path, model: Path, tmp_path: Path, workers: int
+) -> None:
+    lines = data.read_text().splitlines()
+    for bad in (7, 60, 150):
+        lines[bad - 1] = "{"
+    write(data, lines)
+    with pytest.raises(UserError, match="after 2 bad lines") as caught:
+        run(data, model, tmp_path / "cache", replace(SETTINGS, skip_bad=2), workers=workers)
+    assert str(caught.value.where).startswith(f"{data}:150")
+
+    store = run(data, model, tmp_path / "cache", replace(SETTINGS, skip_bad=3), workers=workers)
+    assert store.report.bad == 3
+    assert store.report.samples == 196
+    unreadable = [one.place.line for one in store.report.remarks if one.reason.startswith("unreadable")]
+    assert unreadable == [7, 60, 150]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_overlong_is_an_error_where_asked_for(data: Path, model: Path, tmp_path: Path, workers: int) -> None:
+    lengths = run(data, model, tmp_path / "cache", replace(SETTINGS, max_tokens=1000))
+    first = next(lengths[i].place for i in range(len(lengths)) if lengths.lengths[i] > 64)
+    with pytest.raises(UserError, match="more than") as caught:
+        run(data, model, tmp_path / "cache", replace(SETTINGS, overlong="error"), workers=workers)
+    assert caught.value.where == str(first)
+
+
+def test_what_is_dropped_is_counted_and_named(data: Path, model: Path, tmp_path: Path) -> None:
+    whole = run(data, model, tmp_path / "cache", replace(SETTINGS, max_tokens=1000))
+    report = run(data, model, tmp_path / "cache", replace(SETTINGS, overlong="drop")).report
+    too_long = int(np.sum(whole.lengths > 64))
+    assert report.dropped == {"too long": too_long}
+    assert report.samples == 199 - too_long
+    places = [whole[i].place for i in range(len(whole)) if whole.lengths[i] > 64]
+    assert [remark.place for remark in report.remarks] == places[:5]
+
+
+def test_nothing_to_learn_is_an_error(model: Path, tmp_path: Path) -> None:
+    only_asks = json.dumps({"messages": [{"role": "user", "content": "why?"}]})
+    data = write(tmp_path / "asks.jsonl", [only_asks] * 3)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(UserError, match="3 no target") as caught:
+            run(data, model, tmp_path / "cache")
+        assert caught.value.where == f"{data}:1"
+
+    long = write(tmp_path / "long.jsonl", [talk("why?", "because " * 100)] * 4)
+    with pytest.raises(UserError, match="4 too long"):
+        run(long, model, tmp_path / "cache", replace(SETTINGS, overlong="drop"))
+
+    blank = write(tmp_path / "blank.jsonl", ["", "", ""])
+    for form in ("auto", "messages"):
+        with pytest.raises(UserError, match=r"empty|no sample"):
+            run(blank, model, tmp_path / "cache", replace(SETTINGS, format=form))
+
+
+def test_a_file_that_grows_meanwhile_is_not_published(data: Path, model: Path, tmp_path: Path) -> None:
+    size = data.stat().st_size
+
+    def append(done: int, total: int) -> None:
+        assert done <= total
+        if done > size and data.stat().st_size == size:
+            with data.open("a") as file:
+                file.write(talk("more", "yes") + "\n")
+
+    with pytest.raises(UserError, match="changed while it was read"):
+        run(data, model, tmp_path / "cache", progress=append)
+    assert not directories(tmp_path / "cache")
+    assert len(run(data, model, tmp_path / "cache")) == 200
+
+
+def test_progress_counts_every_byte(data: Path, model: Path, tmp_path: Path) -> None:
+    for _ in range(2):  # built, then opened
+        seen: list[tuple[int, int]] = []
+        run(
+            data,
+            model,
+            tmp_path / "cache",
+            progress=lambda done, total, seen=seen: seen.append((done, total)),
+        )
+        assert seen[-1] == (2 * data.stat().st_size,) * 2
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_line_far_larger_than_a_range(model: Path, tmp_path: Path) -> None:
+    lines = [talk("a", "b"), talk("long " * 20_000, "c"), talk("d", "e")]
+    store = run(write(tmp_path / "data.jsonl", lines), model, tmp_path / "cache", workers=2)
+    assert [store[i].place.line for i in range(3)] == [1, 2, 3]
+    assert store.lengths[1] <= 64
+
+
+def test_a_cache_that_cannot_be_is_named(data: Path, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a directory")
+    with pytest.raises(UserError, match=r"data\.cache") as caught:
+        run(data, model, tmp_path / "cache")
+    assert caught.value.where == str(tmp_path / "cache")

@@ -1,0 +1,117 @@
+"""Scanning: cuts fall between lines and know their line numbers; only a changed file is read again."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from glm_accelerate.data.scan import Range, Scan, scan
+from glm_accelerate.runtime.errors import UserError
+
+
+class Read:
+    """Counts what the scanner says that it read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __call__(self, count: int) -> None:
+        self.bytes += count
+
+
+def scanned(path: Path, cache: Path, range_bytes: int) -> Scan:
+    read = Read()
+    found = scan(path, cache, read, range_bytes)
+    assert read.bytes == path.stat().st_size
+    return found
+
+
+CONTENTS = {
+    "ordinary": b"".join(b'{"text": "%d"}\n' % i * (i % 5 + 1) for i in range(50)),
+    "no newline at the end": b"one\ntwo\nthree",
+    "one long line": b"x" * 1000 + b"\nshort\n",
+    "nothing but newlines": b"\n" * 100,
+    "carriage returns": b"a\r\nb\r\nc\rd\n" * 20,
+    "one byte": b"x",
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("range_bytes", [1, 7, 64, 10_000])
+def test_ranges_tile_the_file_between_lines(tmp_path: Path, name: str, range_bytes: int) -> None:
+    path = tmp_path / "data.jsonl"
+    content = CONTENTS[name]
+    path.write_bytes(content)
+    found = scanned(path, tmp_path, range_bytes)
+
+    assert b"".join(content[part.start : part.stop] for part in found.ranges) == content
+    for part in found.ranges:
+        assert part.line == 1 + content[: part.start].count(b"\n")
+        assert part.start == 0 or content[part.start - 1 : part.start] == b"\n"
+    assert found.digest == hashlib.sha256(content).hexdigest()
+
+
+def test_a_line_longer_than_a_range_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"a\n" + b"x" * 100 + b"\nb\n")
+    assert scanned(path, tmp_path, 10).ranges == (Range(0, 2, 1), Range(2, 105, 2))
+
+
+def settled(path: Path, content: bytes, age: int = 3600) -> None:
+    path.write_bytes(content)
+    time = 1_700_000_000 - age
+    os.utime(path, (time, time))
+
+
+def test_a_settled_file_is_read_once(tmp_path: Path) -> None:
+    path, cache = tmp_path / "data.jsonl", tmp_path / "cache"
+    settled(path, b"one\n")
+    first = scanned(path, cache, 64)
+    # The same size, time and inode: only a scan that reads would see the difference.
+    settled(path, b"two\n")
+    assert scanned(path, cache, 64) == first
+
+    settled(path, b"two\n", age=7200)
+    assert scanned(path, cache, 64).digest == hashlib.sha256(b"two\n").hexdigest()
+    assert len(list((cache / "scans").iterdir())) == 1, "one entry a path, not one a version"
+
+
+def test_a_file_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
+    path, cache = tmp_path / "data.jsonl", tmp_path / "cache"
+    path.write_bytes(b"one\n")
+    scanned(path, cache, 64)
+    assert not (cache / "scans").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"identity": 3}'])
+def test_damaged_memory_is_ignored(tmp_path: Path, damage: bytes) -> None:
+    path, cache = tmp_path / "data.jsonl", tmp_path / "cache"
+    settled(path, b"one\n")
+    first = scanned(path, cache, 64)
+    (memo,) = (cache / "scans").iterdir()
+    memo.write_bytes(damage)
+    assert scanned(path, cache, 64) == first
+
+
+def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"one\n" * 100)
+
+    def append(_: int) -> None:
+        if path.stat().st_size == 400:
+            with path.open("ab") as file:
+                file.write(b"more\n")
+
+    with pytest.raises(UserError, match="changed"):
+        scan(path, tmp_path, append, 64)
+
+
+def test_what_is_no_data_file_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    for path, words in ((empty, "empty"), (tmp_path, "directory"), (tmp_path / "none", "No such file")):
+        with pytest.raises(UserError, match=words) as caught:
+            scan(path, tmp_path, lambda _: None)
+        assert caught.value.where == str(path)
+        assert caught.value.cure

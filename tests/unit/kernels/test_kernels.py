@@ -1,0 +1,148 @@
+"""Each operator against float64 by the house rule: its error is at most twice plain PyTorch's, plus one ulp."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from glm_accelerate.kernels.attention import attend_cache, attention, attention_reference
+from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from glm_accelerate.kernels.rms_norm import rms_norm
+from glm_accelerate.kernels.rope import rope, rope_tables
+from glm_accelerate.kernels.swiglu import swiglu
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def judged(mine: Tensor, plain: Tensor, exact: Tensor) -> None:
+    """err(mine) <= 2 err(plain) + 1 ulp of the largest value."""
+    ulp = torch.finfo(mine.dtype).eps * exact.abs().max().item()
+    error = (mine.double() - exact).abs().max().item()
+    assert error <= 2 * (plain.double() - exact).abs().max().item() + ulp
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width", "vocabulary"), [(1, 8, 17), (333, 60, 131), (130, 33, 70_001)])
+def test_linear_cross_entropy(dtype: torch.dtype, rows: int, width: int, vocabulary: int) -> None:
+    """Forward and both gradients; 70,001 words make several chunks of unequal size."""
+    # Judged from the rounded inputs: rounding them is not the kernel's doing.
+    hidden, weight = (
+        x.to(dtype).double() for x in (normal(rows, width), normal(vocabulary, width, seed=1) * 0.3)
+    )
+    labels = torch.randint(0, vocabulary, (rows,), generator=torch.Generator().manual_seed(2))
+
+    def run(
+        function: Callable[[Tensor, Tensor, Tensor], Tensor], kind: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        h, w = (x.clone().to(kind).requires_grad_(True) for x in (hidden, weight))
+        loss = function(h, w, labels) * 0.37
+        loss.backward()
+        assert h.grad is not None
+        assert w.grad is not None
+        return loss.detach(), h.grad, w.grad
+
+    exact = run(linear_cross_entropy_reference, torch.float64)
+    mine, plain = run(linear_cross_entropy, dtype), run(linear_cross_entropy_reference, dtype)
+    assert mine[0].dtype == torch.float32
+    for value, other, truth in zip(mine, plain, exact, strict=True):
+        judged(value, other, truth)
+
+
+def test_linear_cross_entropy_leaves_frozen_weights_alone() -> None:
+    hidden, weight = (
+        normal(9, 8, dtype=torch.float32).requires_grad_(True),
+        normal(17, 8, dtype=torch.float32),
+    )
+    before = weight.clone()
+    linear_cross_entropy(hidden, weight, torch.arange(9)).backward()
+    assert weight.grad is None
+    assert torch.equal(weight, before)
+    with torch.no_grad():
+        assert linear_cross_entropy(hidden, weight, torch.arange(9)) > 0
+
+
+@pytest.mark.parametrize("tiles", [None, (1, 30, 2, 8), (41,), (20, 21)])
+def test_attention_of_documents(tiles: tuple[int, ...] | None) -> None:
+    q, k, v = normal(1, 41, 6, 16), normal(1, 41, 2, 16, seed=1), normal(1, 41, 2, 16, seed=2)
+    leaves = [x.float().requires_grad_(True) for x in (q, k, v)]
+    exact = [x.clone().requires_grad_(True) for x in (q, k, v)]
+    out, truth = attention(*leaves, tiles), attention_reference(*exact, tiles)
+    out.pow(2).sum().backward()
+    truth.pow(2).sum().backward()
+    assert (out - truth).abs().max() < 1e-5
+    for mine, other in zip(leaves, exact, strict=True):
+        assert mine.grad is not None
+        assert other.grad is not None
+        assert (mine.grad - other.grad).abs().max() < 1e-4
+
+
+def test_attention_with_prefix_sees_it_whole() -> None:
+    """Every token of every document sees all of the prefix and itself, nothing else."""
+    q, k, v = normal(1, 9, 4, 8), normal(1, 9, 2, 8, seed=1), normal(1, 9, 2, 8, seed=2)
+    before, before_values = normal(2, 3, 8, seed=3), normal(2, 3, 8, seed=4)
+    out = attention(q, k, v, (4, 5), (before, before_values))
+    for start, stop in ((0, 4), (4, 9)):
+        keys = torch.cat((before.transpose(0, 1), k[0, start:stop])).repeat_interleave(2, 1)
+        values = torch.cat((before_values.transpose(0, 1), v[0, start:stop])).repeat_interleave(2, 1)
+        for row in range(start, stop):
+            seen = 3 + row - start + 1
+            scores = torch.einsum("nd,snd->ns", q[0, row], keys[:seen]) / 8**0.5
+            assert torch.allclose(out[0, row], torch.einsum("ns,snd->nd", scores.softmax(-1), values[:seen]))
+
+
+def test_attend_cache_ignores_what_is_not_filled() -> None:
+    q, k, v = normal(3, 1, 6, 8), normal(3, 10, 2, 8, seed=1), normal(3, 10, 2, 8, seed=2)
+    lengths = torch.tensor([10, 1, 7])
+    out = attend_cache(q, k, v, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        keys, values = (x[row : row + 1, :length].repeat_interleave(3, 2).transpose(1, 2) for x in (k, v))
+        alone = scaled_dot_product_attention(q[row : row + 1].transpose(1, 2), keys, values)
+        assert torch.allclose(out[row], alone[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 7), (2, 33, 60)])
+def test_rms_norm(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    x, weight = normal(*shape).to(dtype), normal(shape[-1], seed=1).to(dtype)
+    leaves = [x.clone().requires_grad_(True), weight.clone().requires_grad_(True)]
+    plain = [x.clone().requires_grad_(True), weight.clone().requires_grad_(True)]
+    exact = [x.double().requires_grad_(True), weight.double().requires_grad_(True)]
+    outs = [
+        rms_norm(leaves[0], leaves[1], 1e-5),
+        torch.nn.functional.rms_norm(plain[0], (shape[-1],), plain[1], 1e-5),
+        torch.nn.functional.rms_norm(exact[0], (shape[-1],), exact[1], 1e-5),
+    ]
+    judged(*outs)
+    for out in outs:
+        (out * normal(*shape, seed=3).to(out.dtype)).sum().backward()
+    for mine, other, truth in zip(leaves, plain, exact, strict=True):
+        assert mine.grad is not None
+        assert other.grad is not None
+        assert truth.grad is not None
+        judged(mine.grad, other.grad, truth.grad)
+
+
+def test_rope_turns_neighbours_and_leaves_the_rest() -> None:
+    x = normal(1, 5, 2, 16)
+    positions = torch.tensor([[0, 1, 2, 0, 7]])
+    cos, sin = rope_tables(positions, 8, 1e4)
+    out = rope(x, cos.double(), sin.double())
+    assert torch.equal(out[..., 8:], x[..., 8:])
+    assert torch.equal(out[:, 0], x[:, 0])  # position 0 turns nothing
+    for t, pair in itertools.product(range(5), range(4)):
+        turn = torch.polar(
+            torch.tensor(1.0).double(), positions[0, t] * torch.tensor(1e4).double() ** (-pair / 4)
+        )
+        expected = torch.complex(x[0, t, :, 2 * pair], x[0, t, :, 2 * pair + 1]) * turn
+        assert torch.allclose(torch.view_as_real(expected), out[0, t, :, 2 * pair : 2 * pair + 2], atol=1e-6)
+
+
+def test_swiglu_activates_the_first_half() -> None:
+    x = normal(3, 10)
+    gate, up = x[:, :5], x[:, 5:]
+    assert torch.allclose(swiglu(x), gate * gate.sigmoid() * up)
