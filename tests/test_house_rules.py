@@ -159,7 +159,7 @@ def test_every_module_says_what_it_is_in_at_most_five_lines() -> None:
 def test_one_file_reads_the_environment() -> None:
     def check(module: Module) -> Iterator[str]:
         for node in module.nodes:
-            if dotted(node) in ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"):
+            if dotted(node) in ("os.environ", "os.environb", "os.getenv"):
                 yield module.at(node, dotted(node))
         for node, name in module.imports():
             if name in ("os.environ", "os.environb", "os.getenv"):
@@ -267,7 +267,12 @@ def test_importing_does_nothing() -> None:
 
 IMPORT_ALL = """
 import os, random, signal, sys, threading, warnings
-import numpy, pydantic, rich.console, rich.live, rich.progress, rich.table, safetensors, tokenizers, torch
+import numpy.typing, rich.console, rich.live, rich.progress, rich.table
+import safetensors.torch, tokenizers, torch, yaml
+from pydantic import BaseModel, Field
+
+class Warm(BaseModel):  # pydantic imports most of itself with the first model
+    field: int = Field(default=1, ge=1)
 
 def surroundings():
     return (dict(os.environ), os.getcwd(), os.listdir("."), threading.active_count(), torch.get_num_threads(),

@@ -86,11 +86,9 @@ def main(job_file: Path, result_file: Path) -> None:
     job = read_job(job_file)
     torch.set_num_threads(job.threads)
     transformers.set_seed(job.seed)
-    samples = read_samples(Path(job.train))
-    dataset = rows(samples)
-    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
-
     before = memory_now()
+    samples = read_samples(Path(job.train))
+    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     model = load(job)
     gc.collect()
     loaded = memory_now()
@@ -100,7 +98,7 @@ def main(job_file: Path, result_file: Path) -> None:
         model=model,
         args=arguments(job),
         data_collator=DataCollatorForSeq2Seq(tokenizer=tokenizer, padding="longest", return_tensors="pt"),
-        train_dataset=dataset,  # pyright: ignore[reportArgumentType]  (any sequence will do)
+        train_dataset=rows(samples),  # pyright: ignore[reportArgumentType]  (any sequence will do)
         callbacks=[Clock(meter)],
     )
     trainer.train()

@@ -48,7 +48,7 @@ def progress(done, total):
 
 try:
     store = prepare(
-        [Source(path=data)],
+        [Source(path=data, weight=1.0)],
         EncodeSettings(template="glm4-0414", max_tokens=64),
         Path(model),
         cache=Path(cache),
@@ -91,7 +91,7 @@ class Bench:
             process.communicate()
 
     def prepare(self, progress: Callable[[int, int], None] | None = None) -> Store:
-        sources = [Source(path=str(self.data))]
+        sources = [Source(path=str(self.data), weight=1.0)]
         return prepare(
             sources,
             SETTINGS,

@@ -137,13 +137,23 @@ def test_the_report_says_where_its_figures_come_from() -> None:
     heat = Heat("lora", 4, 9.0, (pair,), tuple(rows([pair], 1, 0)))
     source = origin(["python", "-m", "benchmarks.race.race", "--data", "a", "b"], {"torch": "0"})
     text = markdown(source, [heat], parameters=34_494_976, warmup=1, max_tokens=1024)
-    for said in (source.machine, source.commit, "--data a b", "**Not equal**", "torch 0", "34.5 M", "+0.25 %"):
+    for said in (
+        source.machine,
+        source.commit,
+        "--data a b",
+        "**Not equal**",
+        "torch 0",
+        "34.5 M",
+        "+0.25 %",
+    ):
         assert said in text
     assert "| speed by wall clock, tokens/s | 5.000 | 10.0 | 2.000 | 2.000 to 2.000 |" in text
     assert json.loads(json.dumps(as_json(source, [heat])))["heats"][0]["pairs"][0]["ours_loss"] == 4.01
 
 
 def test_the_runner_itself_never_imports_torch() -> None:
-    check = "import sys, benchmarks.race.race; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    check = (
+        "import sys, benchmarks.race.race; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False)
     assert done.returncode == 0

@@ -68,7 +68,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise UserError("the manifest does not match its digest", where=directory / MANIFEST)
     said: dict[str, Any] = json.loads(text)
     if said["schema"] > SCHEMA:
-        raise UserError(f"written by a newer version (schema {said['schema']}, this is {SCHEMA})", where=directory)
+        raise UserError(
+            f"written by a newer version (schema {said['schema']}, this is {SCHEMA})", where=directory
+        )
     said["files"] = {name: File(**entry) for name, entry in said["files"].items()}
     return Manifest(**said)
 

@@ -105,7 +105,9 @@ def _open_adapter(
     path: Path, base: Path | None, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Opened:
     if base is None:
-        raise UserError("an adapter needs the model that it was trained on", where=path, cure="--base DIRECTORY")
+        raise UserError(
+            "an adapter needs the model that it was trained on", where=path, cure="--base DIRECTORY"
+        )
     directory = locate(str(base))
     model = load_model(directory, dtype=dtype, device=device)
     load_adapter(model, path)

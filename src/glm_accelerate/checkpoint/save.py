@@ -40,7 +40,9 @@ def save(
     target = run / FOLDER / f"checkpoint-{step}"
     with publishing(target) as directory:
         for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
-            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, directory / name)
+            save_file(
+                {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, directory / name
+            )
         (directory / STATE).write_text(json.dumps(state, indent=2, allow_nan=False), encoding="utf-8")
         files = {path.name: File(path.stat().st_size, digest(path)) for path in sorted(directory.iterdir())}
         write_manifest(directory, Manifest(step, attempt, files, dict(fingerprints), dict(facts)))

@@ -48,14 +48,15 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= number < len(inputs.train):
         last = len(inputs.train) - 1
         raise UserError(f"there is no training sample {number}", where="--sample", cure=f"0 to {last}")
-    console = Console()
-    show_counts(console, {"train": inputs.train, "dev": inputs.dev})
+    console = Console(soft_wrap=True, highlight=False)
+    stores = {"train": inputs.train} | ({"dev": inputs.dev} if inputs.dev else {})
+    for name, store in stores.items():
+        show_counts(console, name, store)
     show_lengths(console, inputs.train)
     show_batching(console, inputs.train, config)
-    for store in (inputs.train, inputs.dev):
-        if store is not None:
-            show_left_out(console, store)
-    if inputs.dev is not None:
+    for name, store in stores.items():
+        show_left_out(console, name, store)
+    if inputs.dev:
         show_shared(console, inputs.train, inputs.dev)
     show_sample(console, number, inputs.train[number], inputs.tokenizer)
     return 0
@@ -82,24 +83,17 @@ def find_line(store: "Store", wanted: str) -> int:
     return store.spans[before].start + int(found[0])
 
 
-def show_counts(console: "Console", stores: "dict[str, Store | None]") -> None:
-    """One row a file."""
-    from rich.table import Table
+def show_counts(console: "Console", name: str, store: "Store") -> None:
+    """Two lines a file."""
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    table.add_column("file", overflow="fold")
-    for column in ("weight", "samples", "tokens", "targets", "truncated", "left out", "unreadable"):
-        table.add_column(column, justify="right")
-    for name, store in stores.items():
-        for part in store.parts if store is not None else ():
-            report = part.report
-            counts = (report.samples, report.tokens, report.targets, report.truncated)
-            rest = (sum(report.dropped.values()), report.bad)
-            figures = [f"{figure:,}" for figure in (*counts, *rest)]
-            table.add_row(name, Text(str(part.path)), f"{part.weight:g}", *figures)
-    console.print(table)
+    for part in store.parts:
+        report = part.report
+        weight = f", weight {part.weight:g}" if part.weight != 1 else ""
+        console.print(Text.assemble((name, "bold"), f"  {part.path}{weight}"))
+        said = f"{report.samples:,} samples, {report.tokens:,} tokens, {report.targets:,} of them learnt"
+        left = f"{report.truncated:,} truncated, {sum(report.dropped.values()):,} left out"
+        console.print(Text(f"  {said}; {left}, {report.bad:,} lines unreadable"))
 
 
 def show_lengths(console: "Console", store: "Store") -> None:
@@ -109,13 +103,13 @@ def show_lengths(console: "Console", store: "Store") -> None:
     from glm_accelerate.data.measure import histogram, percentiles
 
     said = ", ".join(f"{percent} % <= {length:,}" for percent, length in percentiles(store.lengths))
-    console.print(Text.assemble(("\nTokens in a training sample", "bold"), f"  ({said})"))
+    console.print(Text.assemble(("\nTokens in a training sample", "bold"), f"  {said}"))
     bars = histogram(store.lengths)
     most = max(bar.samples for bar in bars)
-    width = len(f"{bars[-1].stop - 1:,}")
+    width = len(f"{bars[-1].last:,}")
     for bar in bars:
-        line = f"{bar.start:>{width},} - {bar.stop - 1:>{width},} {_bar(bar.samples / most)} {bar.samples:,}"
-        console.print(Text(line))
+        lengths = f"{bar.first:>{width},} - {bar.last:>{width},}"
+        console.print(Text(f"{lengths} {_bar(bar.samples / most)} {bar.samples:,}"))
 
 
 def show_batching(console: "Console", store: "Store", config: "RunConfig") -> None:
@@ -127,18 +121,14 @@ def show_batching(console: "Console", store: "Store", config: "RunConfig") -> No
     train = config.train
     step = train.step_samples or STEP_SAMPLES
     micro = config.data.max_tokens if train.micro_tokens == "auto" else train.micro_tokens
-    console.print(
-        Text.assemble(("\nUseful share of what is computed", "bold"), f"  (steps of {step} samples)")
-    )
+    console.print(Text.assemble(("\nUseful share of what is computed", "bold"), f"  steps of {step} samples"))
     for useful in useful_shares(store.lengths, step, max(micro, int(store.lengths.max()))):
-        chosen = " <- this config" if useful.way == config.data.batching else ""
-        waste = 1 - useful.share
-        console.print(
-            Text(f"{useful.way:<13} {_bar(useful.share)} {useful.share:.0%}, {waste:.0%} wasted{chosen}")
-        )
+        chosen = " <- this config" if useful.way.partition(",")[0] == config.data.batching else ""
+        shares = f"{useful.share:.0%}, {1 - useful.share:.0%} wasted"
+        console.print(Text(f"{useful.way:<13} {_bar(useful.share)} {shares}{chosen}"))
 
 
-def show_left_out(console: "Console", store: "Store") -> None:
+def show_left_out(console: "Console", name: str, store: "Store") -> None:
     """Each reason with its count and the first few lines it met."""
     from rich.text import Text
 
@@ -147,11 +137,11 @@ def show_left_out(console: "Console", store: "Store") -> None:
     for kind, count in counts.items():
         if not count:
             continue
-        console.print(Text.assemble((f"\n{count:,} {kind}", "bold yellow")))
+        console.print(Text(f"\n{name}: {count:,} {kind}", "bold yellow"))
         for remark in report.remarks:
-            name, _, more = remark.reason.partition(": ")
-            if name == kind:
-                console.print(Text(f"  {remark.place}  {visible(more)}"), soft_wrap=True)
+            said, _, more = remark.reason.partition(": ")
+            if said == kind:
+                console.print(Text(f"  {remark.place} {visible(more)}".rstrip()))
 
 
 def show_shared(console: "Console", train: "Store", dev: "Store") -> None:
@@ -164,22 +154,22 @@ def show_shared(console: "Console", train: "Store", dev: "Store") -> None:
     if not pairs:
         console.print(Text("\nNo dev sample is also a training sample.", "green"))
         return
-    console.print(
-        Text(f"\n{len(pairs):,} of {len(dev):,} dev samples are also training samples:", "bold yellow")
-    )
+    head = f"\n{len(pairs):,} of {len(dev):,} dev samples are also training samples: their loss flatters"
+    console.print(Text(head, "bold yellow"))
     for at_dev, at_train in pairs[:5]:
-        console.print(Text(f"  {dev[at_dev].place} = {train[at_train].place}"), soft_wrap=True)
+        console.print(Text(f"  {dev[at_dev].place} = {train[at_train].place}"))
 
 
 def show_sample(console: "Console", number: int, sample: "Sample", tokenizer: "Tokenizer") -> None:
     """One sample as the model reads it."""
     from rich.text import Text
 
-    learnt = int(sample.targets.sum())
-    how = "in green" if console.color_system else "between ⟦ and ⟧"
-    head = f"  {sample.place}, {len(sample):,} tokens, {learnt:,} learnt ({how})"
+    coloured = console.color_system is not None
+    how = "in green" if coloured else "between ⟦ and ⟧"
+    learnt = f"{int(sample.targets.sum()):,} of them learnt: {how}, line ends as ↵"
+    head = f"  {sample.place}, {len(sample):,} tokens, {learnt}"
     console.print(Text.assemble((f"\nSample {number}", "bold"), head))
-    console.print(render(sample, tokenizer, coloured=console.color_system is not None), soft_wrap=True)
+    console.print(render(sample, tokenizer, coloured=coloured))
 
 
 def render(sample: "Sample", tokenizer: "Tokenizer", *, coloured: bool) -> "Text":
@@ -193,10 +183,10 @@ def render(sample: "Sample", tokenizer: "Tokenizer", *, coloured: bool) -> "Text
         said = visible(tokenizer.decode(tokens.tolist(), skip_special=False))
         if not learnt[0]:
             text.append(said)
-        elif coloured:
-            text.append(said, LEARNT)
-        else:
-            text.append(f"⟦{said}⟧")
+            continue
+        # A line end has no colour of its own, and GLM-4 has to learn the one after <|assistant|>.
+        said = said.replace("\n", "↵\n")
+        text.append(said if coloured else f"⟦{said}⟧", LEARNT)
     return text
 
 

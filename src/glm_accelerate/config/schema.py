@@ -32,19 +32,19 @@ class AdaptSection(Section):
 
     method: Literal["lora", "full", "freeze", "prefix"] = "lora"
     """lora: small matrices beside linear layers; full: all; freeze: the last layers; prefix: P-tuning v2."""
-    rank: int = Field(8, ge=1)
+    rank: int = Field(default=8, ge=1)
     """LoRA: rank of the added matrices."""
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = Field(default=32.0, gt=0)
     """LoRA: the added product is scaled by alpha / rank."""
-    dropout: float = Field(0.1, ge=0, lt=1)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
     """LoRA: dropout on the adapter's input; prefix: on the prefix."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """LoRA: which linear layers, by the last part of their name. A name that matches nothing is an error."""
     base: Auto | DtypeName = "auto"
     """How the frozen base is kept; auto: as `model.dtype`."""
-    layers: int = Field(2, ge=1)
+    layers: int = Field(default=2, ge=1)
     """freeze: how many of the last layers train."""
-    prefix_tokens: int = Field(128, ge=1)
+    prefix_tokens: int = Field(default=128, ge=1)
     """prefix: how many virtual tokens stand before each document."""
 
 
@@ -53,7 +53,7 @@ class Source(Section):
 
     path: str
     """A JSONL file."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch."""
 
 
@@ -80,13 +80,13 @@ class DataSection(Section):
     """Learn every assistant turn, or only the last."""
     labels: Literal["exact", "stock"] = "exact"
     """exact: all that the model has to produce; stock: as the stock script labels, to compare."""
-    max_tokens: int = Field(2048, ge=16)
+    max_tokens: int = Field(default=2048, ge=16)
     """No sample is longer than this."""
     overlong: Literal["truncate", "drop", "error"] = "truncate"
     """A longer one: shorten its prompt and keep the answer, leave it out, or stop."""
     batching: Literal["pack", "bucket", "pad"] = "pack"
     """pack: whole documents side by side in one row; bucket: neighbours in length; pad: the stock way."""
-    skip_bad: int = Field(0, ge=0)
+    skip_bad: int = Field(default=0, ge=0)
     """How many unreadable lines a file may have before it is an error."""
     workers: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Processes that tokenize; auto: one a core, at most 16."""
@@ -97,19 +97,19 @@ class DataSection(Section):
 class TrainSection(Section):
     """For how long."""
 
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
     """Optimizer updates; or say `epochs`."""
-    epochs: float | None = Field(None, gt=0)
+    epochs: float | None = Field(default=None, gt=0)
     """Passes over the data; the default is one."""
-    step_samples: int | None = Field(None, ge=1)
+    step_samples: int | None = Field(default=None, ge=1)
     """Samples in one optimizer update, over all devices; the default is 16. Or say `step_tokens`."""
-    step_tokens: int | None = Field(None, ge=1)
+    step_tokens: int | None = Field(default=None, ge=1)
     """Tokens in one optimizer update, over all devices."""
     micro_tokens: Auto | Annotated[int, Field(ge=64)] = "auto"
     """Tokens in one forward pass; auto: what the plan finds."""
     seed: int = 0
     """Decides the order of the samples, new weights and dropout."""
-    max_bad_steps: int = Field(10, ge=1)
+    max_bad_steps: int = Field(default=10, ge=1)
     """Stop after so many steps in a row whose gradients are not finite."""
 
     @model_validator(mode="after")
@@ -125,7 +125,7 @@ class PrecisionSection(Section):
     """In which numbers."""
 
     compute: Auto | Literal["float32", "bfloat16"] = "auto"
-    """Matrix products and activations (sums, norms and the loss are float32); auto: bfloat16 where it is fast."""
+    """Matrix products and activations (sums, norms and loss are float32); auto: bfloat16 where it is fast."""
 
 
 class OptimSection(Section):
@@ -133,23 +133,23 @@ class OptimSection(Section):
 
     name: Literal["adamw", "adafactor"] = "adamw"
     """adamw: two float32 moments a weight; adafactor: rows and columns only."""
-    learning_rate: float = Field(5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     """The highest rate of the schedule."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices; norms and biases never decay."""
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
     """adamw: decay of the two moments."""
-    epsilon: float = Field(1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0)
     """adamw: added to the root of the second moment."""
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "cosine"
     """The rate after warm-up; wsd: constant, then a linear fall over the last `decay` of the run."""
-    warmup: float = Field(0.03, ge=0)
+    warmup: float = Field(default=0.03, ge=0)
     """Linear rise at the start: a share of the run if below 1, else steps."""
-    decay: float = Field(0.2, gt=0, le=1)
+    decay: float = Field(default=0.2, gt=0, le=1)
     """wsd: share of the run in which the rate falls."""
-    floor: float = Field(0.0, ge=0, le=1)
+    floor: float = Field(default=0.0, ge=0, le=1)
     """The rate at the end, as a share of the highest."""
-    clip: float = Field(1.0, ge=0)
+    clip: float = Field(default=1.0, ge=0)
     """Largest norm of all gradients together; 0 never clips."""
 
 
@@ -176,9 +176,9 @@ class CheckpointSection(Section):
 
     every: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Steps between checkpoints; auto: a tenth of the run, at most 500. One is always written at the end."""
-    keep_last: int = Field(3, ge=1)
+    keep_last: int = Field(default=3, ge=1)
     """How many of the newest stay."""
-    keep_best: int = Field(1, ge=0)
+    keep_best: int = Field(default=1, ge=0)
     """How many of those with the lowest held-out loss stay besides."""
     codec: Auto | Literal["none", "zstd"] = "auto"
     """Compression; files are written as they are for now, and the plan says so."""
@@ -195,7 +195,7 @@ class EvaluateSection(Section):
     """Held-out samples a time, always the same ones; auto: at most 256."""
     metrics: list[Literal["loss", "exact_match"]] = ["loss"]
     """exact_match: the greedy answer equals the reference, white space aside."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
     """exact_match: longest answer."""
 
 

@@ -7,6 +7,7 @@ instruction, input?, output | prompt, response | content, summary, each with his
 
 import json
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shortly
 from typing import Any, Literal, cast, get_args
 
 from glm_accelerate.data.types import Conversation, Message, Place, Role, Tool, ToolCall
@@ -42,7 +43,7 @@ def format_of(line: Line, place: Place) -> FormatName:
     if "text" in line:
         return "text"
     raise UserError(
-        f"cannot tell the form of a line with the keys {', '.join(map(repr, line)) or '(none)'}",
+        f"cannot tell the form of a line with the keys {', '.join(map(shortly, line)) or '(none)'}",
         where=place,
         cure="each line has messages, conversations, instruction and output, prompt and response, or text",
     )
@@ -131,7 +132,7 @@ def _sharegpt(line: Line) -> list[Message]:
             continue
         if not isinstance(speaker, str) or speaker not in _SPEAKERS:
             known = ", ".join((*_SPEAKERS, "function_call"))
-            raise UserError(f"{name}.from is {speaker!r}", cure=f"one of {known}")
+            raise UserError(f"{name}.from is {shortly(speaker)}", cure=f"one of {known}")
         found.append(Message(cast(Role, _SPEAKERS[speaker]), value))
     return found
 
@@ -192,7 +193,7 @@ def _role(said: object, name: str) -> Role:
     if said is None:
         raise UserError(f"{name} has no role", cure=f"one of {', '.join(get_args(Role))}")
     if said not in get_args(Role):
-        raise UserError(f"{name}.role is {said!r}", cure=f"one of {', '.join(get_args(Role))}, tool")
+        raise UserError(f"{name}.role is {shortly(said)}", cure=f"one of {', '.join(get_args(Role))}, tool")
     return cast(Role, said)
 
 

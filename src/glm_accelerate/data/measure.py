@@ -24,10 +24,10 @@ Lengths = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """How many samples have start..stop-1 tokens."""
+    """How many samples have at least `first` and at most `last` tokens."""
 
-    start: int
-    stop: int
+    first: int
+    last: int
     samples: int
 
 
@@ -48,11 +48,11 @@ def percentiles(lengths: Lengths) -> tuple[tuple[int, int], ...]:
 def histogram(lengths: Lengths) -> tuple[Bar, ...]:
     """At most 16 bars of equal width, a multiple of 64 tokens where that is possible."""
     longest = int(lengths.max())
-    width = -(-(longest + 1) // _MOST_BARS)
+    width = -(-longest // _MOST_BARS)
     if width > DOCUMENT_ALIGNMENT // 2:
         width = aligned(width)
-    counts = np.bincount(lengths // width)
-    return tuple(Bar(i * width, (i + 1) * width, int(count)) for i, count in enumerate(counts))
+    counts = np.bincount((lengths - 1) // width)
+    return tuple(Bar(i * width + 1, (i + 1) * width, int(count)) for i, count in enumerate(counts))
 
 
 def useful_shares(

@@ -7,6 +7,7 @@ most one line is in memory, and a range of bytes can be read by itself, so that 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from reprlib import repr as shortly
 from typing import Any, Literal, NoReturn, cast
 
 from glm_accelerate.data.forms import FormatName, conversation, format_of
@@ -140,8 +141,9 @@ def _broken(text: str, error: json.JSONDecodeError, place: Place) -> UserError:
         cure = f"jq -c '.[]' {name} > {Path(name).stem}.jsonl"
         return UserError("the file is one JSON array, not one object a line", where=where, cure=cure)
     excerpt = text[max(0, error.pos - 20) : error.pos + 20]
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in excerpt)
-    return UserError(f"broken JSON: {error.msg} near {shown!r}", where=where, cure="mend or remove the line")
+    return UserError(
+        f"broken JSON: {error.msg} near {excerpt!r}", where=where, cure="mend or remove the line"
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise UserError(f"the key {twice!r} stands twice in one object", cure="keep one of them")
+        raise UserError(f"the key {shortly(twice)} stands twice in one object", cure="keep one of them")
     return found
 
 

@@ -1,8 +1,8 @@
 """The demo's lessons: short questions in English and Chinese, each with exactly one right answer.
 
 Phrases to translate, numbers to write out, records and registers to look things up in, lists to read
-back: most are short, a few have several hundred tokens, as real conversations do. What is held out
-(an eighth of all pairs and numbers) occurs in no training example, so it can't be answered by heart.
+back: most are short, a few are long, as real conversations are. An eighth of all combinations is held
+out: no training example contains them, so they can't be answered by heart.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-COLOURS = {
+QUALITIES = {
     "red": "红", "blue": "蓝", "green": "绿", "white": "白", "black": "黑", "yellow": "黄", "big": "大",
     "small": "小", "old": "旧", "new": "新", "good": "好", "long": "长",
 }  # fmt: skip
@@ -44,15 +44,47 @@ ONES = (
 )  # fmt: skip
 TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 DIGITS_ZH = "零一二三四五六七八九"
+WORDS = "Translate into Chinese the Write in words digits name city work age What is Where Read back hundred"
+WORDS_ZH = (
+    "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "年龄", "是什么", "在哪里", "复述",
+    "：", "，", "。", "？",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its answer. `lesson` names what is asked for."""
+    """One question with its answer. `combination` is what must not occur on both sides of the division."""
 
     lesson: str
+    combination: str
     question: str
     answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The words and the punctuation that records, registers and lists are written with."""
+
+    things: tuple[str, ...]
+    people: tuple[str, ...]
+    cities: tuple[str, ...]
+    trades: tuple[str, ...]
+    fields: tuple[str, str, str, str]  # name, city, work, age
+    colon: str
+    comma: str
+    what: str
+    where: str
+    read_back: str
+
+
+ENGLISH = Language(
+    tuple(THINGS), PEOPLE, tuple(CITIES), tuple(TRADES), ("name", "city", "work", "age"),
+    ": ", ", ", "{list}. What is the {asked}?", "{list}. Where is {asked}?", "Read back: {list}.",
+)  # fmt: skip
+CHINESE = Language(
+    tuple(THINGS.values()), PEOPLE_ZH, tuple(CITIES.values()), tuple(TRADES.values()),
+    ("姓名", "城市", "职业", "年龄"), "：", "，", "{list}。{asked}是什么？", "{list}。{asked}在哪里？", "复述：{list}。",
+)  # fmt: skip
 
 
 def in_english(number: int) -> str:
@@ -73,135 +105,99 @@ def by_digit(number: int) -> str:
     return "".join(DIGITS_ZH[int(digit)] for digit in str(number))
 
 
-def is_held_out(*words: str) -> bool:
-    """Whether this combination is kept for the examination: a fixed eighth of all."""
-    return zlib.crc32("|".join(words).encode()) % 8 == 0
+def translate(draw: random.Random) -> Example:
+    """A phrase, either way."""
+    quality, thing = draw.choice(tuple(QUALITIES)), draw.choice(tuple(THINGS))
+    english, chinese = f"the {quality} {thing}", QUALITIES[quality] + THINGS[thing]
+    if draw.random() < 0.5:
+        return Example("translate", english, f"Translate into Chinese: {english}", chinese)
+    return Example("translate", english, f"翻译成英文：{chinese}", english)
 
 
-def _pair(draw: random.Random, left: Sequence[str], right: Sequence[str], held_out: bool) -> tuple[str, str]:
-    while True:
-        pair = draw.choice(left), draw.choice(right)
-        if is_held_out(*pair) == held_out:
-            return pair
+def number(draw: random.Random) -> Example:
+    """A number from digits to words, or back."""
+    value = draw.randrange(1000)
+    digits, words, chinese = str(value), in_english(value), by_digit(value)
+    question, answer = draw.choice(
+        (
+            (f"Write in words: {digits}", words),
+            (f"Write in digits: {words}", digits),
+            (f"逐位读出：{digits}", chinese),
+            (f"用数字写：{chinese}", digits),
+        )
+    )
+    return Example("number", digits, question, answer)
+
+
+def record(draw: random.Random) -> Example:
+    """One person's particulars, in any order; which of them is asked for?"""
+    words = draw.choice((ENGLISH, CHINESE))
+    values = (draw.choice(words.people), draw.choice(words.cities), draw.choice(words.trades))
+    fields = [*zip(words.fields, (*values, str(draw.randrange(20, 80))), strict=True)]
+    draw.shuffle(fields)
+    asked, answer = draw.choice(fields)
+    said = words.comma.join(f"{name}{words.colon}{value}" for name, value in fields)
+    return Example("record", said, words.what.format(list=said, asked=asked), f"{asked}{words.colon}{answer}")
+
+
+def register(draw: random.Random) -> Example:
+    """Where each of several people is; one is asked for."""
+    words = draw.choice((ENGLISH, CHINESE))
+    people = draw.sample(words.people, k=_tail(draw, 2, len(words.people)))
+    places = [(person, draw.choice(words.cities)) for person in people]
+    asked, answer = draw.choice(places)
+    said = words.comma.join(f"{person}{words.colon}{city}" for person, city in places)
+    return Example(
+        "register", said, words.where.format(list=said, asked=asked), f"{asked}{words.colon}{answer}"
+    )
+
+
+def read_back(draw: random.Random) -> Example:
+    """A list, to be said again."""
+    words = draw.choice((ENGLISH, CHINESE))
+    items = (*words.things, *words.people, *words.cities, *words.trades)
+    said = words.comma.join(draw.sample(items, k=_tail(draw, 2, len(items))))
+    return Example("read back", said, words.read_back.format(list=said), said)
+
+
+LESSONS: tuple[Callable[[random.Random], Example], ...] = (translate, number, record, register, read_back)
 
 
 def _tail(draw: random.Random, low: int, high: int) -> int:
     """A long-tailed count: mostly near `low`, now and then near `high`."""
-    return min(high, low + int(draw.paretovariate(1.3) * 2) - 2)
+    return min(high, low + int(2 * draw.paretovariate(1.3)) - 2)
 
 
-def _translate(draw: random.Random, held_out: bool) -> Example:
-    colour, thing = _pair(draw, tuple(COLOURS), tuple(THINGS), held_out)
-    english, chinese = f"the {colour} {thing}", f"{COLOURS[colour]}{THINGS[thing]}"
-    if draw.random() < 0.5:
-        return Example("translate", f"Translate into Chinese: {english}", chinese)
-    return Example("translate", f"翻译成英文：{chinese}", english)
-
-
-def _number(draw: random.Random, held_out: bool) -> Example:
-    while True:
-        number = draw.randrange(1000)
-        if is_held_out(str(number)) == held_out:
-            break
-    form = draw.randrange(4)
-    if form == 0:
-        return Example("number", f"Write in words: {number}", in_english(number))
-    if form == 1:
-        return Example("number", f"Write in digits: {in_english(number)}", str(number))
-    if form == 2:
-        return Example("number", f"逐位读出：{number}", by_digit(number))
-    return Example("number", f"用数字写：{by_digit(number)}", str(number))
-
-
-def _record(draw: random.Random, held_out: bool) -> Example:
-    english = draw.random() < 0.5
-    cities, trades = (CITIES, TRADES) if english else (CITIES.values(), TRADES.values())
-    people = PEOPLE if english else PEOPLE_ZH
-    name, city = _pair(draw, people, tuple(cities), held_out)
-    name, trade = _pair(draw, (name,), tuple(trades), held_out=False)
-    age = str(draw.randrange(20, 80))
-    if english:
-        fields = [f"name: {name}", f"city: {city}", f"work: {trade}", f"age: {age}"]
-        draw.shuffle(fields)
-        asked, answer = draw.choice((("city", city), ("work", trade), ("age", age)))
-        return Example("record", f"{', '.join(fields)}. What is the {asked}?", f"{asked}: {answer}")
-    fields = [f"姓名：{name}", f"城市：{city}", f"职业：{trade}", f"年龄：{age}"]
-    draw.shuffle(fields)
-    asked, answer = draw.choice((("城市", city), ("职业", trade), ("年龄", age)))
-    return Example("record", f"{'，'.join(fields)}。{asked}是什么？", f"{asked}：{answer}")
-
-
-def _register(draw: random.Random, held_out: bool) -> Example:
-    english = draw.random() < 0.5
-    people = PEOPLE if english else PEOPLE_ZH
-    cities = tuple(CITIES) if english else tuple(CITIES.values())
-    asked, city = _pair(draw, people, cities, held_out)
-    others = [person for person in people if person != asked]
-    draw.shuffle(others)
-    lines = [_pair(draw, (person,), cities, held_out=False) for person in others[: _tail(draw, 1, 21)]]
-    lines.append((asked, city))
-    draw.shuffle(lines)
-    if english:
-        facts = ", ".join(f"{person}: {place}" for person, place in lines)
-        return Example("register", f"{facts}. Where is {asked}?", f"{asked}: {city}")
-    facts = "，".join(f"{person}：{place}" for person, place in lines)
-    return Example("register", f"{facts}。{asked}在哪里？", f"{asked}：{city}")
-
-
-def _list(draw: random.Random, held_out: bool) -> Example:
-    english = draw.random() < 0.5
-    things = tuple(THINGS) if english else tuple(THINGS.values())
-    people = PEOPLE if english else PEOPLE_ZH
-    first = _pair(draw, things, things, held_out)
-    others = [thing for thing in (*things, *people) if thing not in first]
-    items = [*first, *draw.sample(others, k=_tail(draw, 1, len(others)))]
-    if english:
-        text = ", ".join(items)
-        return Example("list", f"Read back: {text}.", text)
-    text = "，".join(items)
-    return Example("list", f"复述：{text}。", text)
-
-
-LESSONS: tuple[Callable[[random.Random, bool], Example], ...] = (
-    _translate,
-    _number,
-    _record,
-    _register,
-    _list,
-)
+def is_held_out(combination: str) -> bool:
+    """Whether this combination is kept for the examination: a fixed eighth of all."""
+    return zlib.crc32(combination.encode()) % 8 == 0
 
 
 def examples(count: int, *, seed: int, held_out: bool) -> list[Example]:
     """So many examples, the lessons in equal parts; the same seed gives the same ones."""
     draw = random.Random(seed)
-    made = [LESSONS[index % len(LESSONS)](draw, held_out) for index in range(count)]
+    made: list[Example] = []
+    while len(made) < count:
+        example = LESSONS[len(made) % len(LESSONS)](draw)
+        if is_held_out(example.combination) == held_out:
+            made.append(example)
     draw.shuffle(made)
     return made
 
 
 def vocabulary() -> list[str]:
-    """Every word of the lessons, as the tokenizer may meet it: with and without a space before it."""
-    english = [*COLOURS, *THINGS, *CITIES, *TRADES, *PEOPLE, *ONES, *TENS[2:]]
-    english += "Translate into Chinese the Write in words digits name city work age What is The".split()
-    english += "Where Read back hundred".split()
-    chinese = [*COLOURS.values(), *THINGS.values(), *CITIES.values(), *TRADES.values(), *PEOPLE_ZH]
-    chinese += [*DIGITS_ZH, "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "年龄"]
-    chinese += ["是什么", "在哪里", "复述", "：", "，", "。", "？"]
-    return [*english, *(f" {word}" for word in english), *chinese]
+    """Every word of the lessons, as the tokenizer meets it: English ones with and without a space before."""
+    english = [*WORDS.split(), *QUALITIES, *THINGS, *CITIES, *TRADES, *PEOPLE, *ONES, *TENS[2:]]
+    chinese = [*WORDS_ZH, *QUALITIES.values(), *THINGS.values(), *CITIES.values(), *TRADES.values()]
+    return [*english, *(f" {word}" for word in english), *chinese, *PEOPLE_ZH, *DIGITS_ZH]
 
 
 def write_examples(path: Path, made: Sequence[Example]) -> None:
-    """One conversation a line, in the form that one's own data would have."""
-    lines = (
-        json.dumps(
-            {
-                "messages": [
-                    {"role": "user", "content": example.question},
-                    {"role": "assistant", "content": example.answer},
-                ]
-            },
-            ensure_ascii=False,
-        )
-        for example in made
-    )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """One conversation a line, in the form that one's own data has."""
+    with path.open("w", encoding="utf-8") as file:
+        for example in made:
+            turns = [
+                {"role": "user", "content": example.question},
+                {"role": "assistant", "content": example.answer},
+            ]
+            file.write(json.dumps({"messages": turns}, ensure_ascii=False) + "\n")

@@ -60,6 +60,14 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|assistant|>{% endif -%}
 """
 
+BRANCH = 0.3
+NORMS = {
+    "input_layernorm": 1.0,
+    "post_self_attn_layernorm": BRANCH,
+    "post_attention_layernorm": 1.0,
+    "post_mlp_layernorm": BRANCH,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -91,3 +99,90 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
         [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
     )
     return tokenizer
+
+
+def config(size: Size, vocabulary: int, special: dict[str, int]) -> dict[str, object]:
+    """config.json in the words of GLM-4-0414."""
+    return {
+        "architectures": ["Glm4ForCausalLM"],
+        "model_type": "glm4",
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": [special[name] for name in STOPS],
+        "head_dim": size.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": size.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": size.ffn,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": size.heads,
+        "num_hidden_layers": size.layers,
+        "num_key_value_heads": size.kv_heads,
+        "pad_token_id": special["<|endoftext|>"],
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        "vocab_size": vocabulary,
+    }
+
+
+def weights(size: Size, vocabulary: int, seed: int) -> dict[str, torch.Tensor]:
+    """Random weights under the published names. Branches start small beside the embedding (their last norm
+    is `BRANCH`), which is what lets so short a training succeed.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    hidden, query, key = size.hidden, size.heads * size.head_dim, size.kv_heads * size.head_dim
+
+    def matrix(rows: int, columns: int, deviation: float | None = None) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=draw) * (deviation or 1 / math.sqrt(columns))
+
+    made = {
+        "model.embed_tokens.weight": matrix(vocabulary, hidden, 1.0),
+        "lm_head.weight": matrix(vocabulary, hidden, 0.02),
+        "model.norm.weight": torch.ones(hidden),
+    }
+    for layer in range(size.layers):
+        name = f"model.layers.{layer}"
+        for side, rows in (("q", query), ("k", key), ("v", key)):
+            made[f"{name}.self_attn.{side}_proj.weight"] = matrix(rows, hidden)
+            made[f"{name}.self_attn.{side}_proj.bias"] = torch.zeros(rows)
+        made[f"{name}.self_attn.o_proj.weight"] = matrix(hidden, query)
+        made[f"{name}.mlp.gate_up_proj.weight"] = matrix(2 * size.ffn, hidden)
+        made[f"{name}.mlp.down_proj.weight"] = matrix(hidden, size.ffn)
+        for norm, value in NORMS.items():
+            made[f"{name}.{norm}.weight"] = torch.full((hidden,), value)
+    return made
+
+
+def write_tiny(path: Path, words: Sequence[str], *, size: Size | None = None, seed: int = 0) -> Path:
+    """The whole model directory, as one would download it."""
+    size = size or Size()
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(words)
+    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    vocabulary = math.ceil(tokenizer.get_vocab_size() / 64) * 64
+    tokenizer.save(str(path / "tokenizer.json"))
+    save_file(weights(size, vocabulary, seed), path / "model.safetensors", metadata={"format": "pt"})
+    said = config(size, vocabulary, special)
+    tokenizer_config = {
+        "additional_special_tokens": list(SPECIAL_TOKENS),
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|endoftext|>",
+        "model_max_length": said["max_position_embeddings"],
+        "pad_token": "<|endoftext|>",
+        "padding_side": "left",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    generation = {"eos_token_id": said["eos_token_id"], "pad_token_id": said["pad_token_id"]}
+    _write_json(path / "config.json", said)
+    _write_json(path / "tokenizer_config.json", tokenizer_config)
+    _write_json(path / "generation_config.json", generation)
+    return path
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,111 +1,149 @@
-"""Events: what a run says while it goes. One strict JSON object a line; observers look on and never touch."""
+"""What happens in a run, as a stream of small events: one strict-JSON object a line in events.jsonl.
+
+loop -emit-> Events -observe-> EventLog, console, sinks
+Observers look and never touch: one whose disk is full is left out, and training goes on.
+"""
 
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 Event = Mapping[str, object]
-TAIL_BYTES = 1 << 16  # longer than any line that is written
+
+REPEATABLE = ("step", "checkpoint", "snapshot", "eval")  # a resumed run does these again for the same step
+BEGINNINGS = ("start", "resume")  # events of earlier attempts beyond their step are no longer part of the run
+TAIL_BYTES = 1 << 16
 
 
 class Observer(Protocol):
-    """Anyone who looks on. May raise OSError (a full disk): it is then left out, and training goes on."""
+    """Someone who looks on."""
 
     def observe(self, event: Event) -> None: ...
+
     def close(self) -> None: ...
 
 
 class Events:
-    """Stamps what happens and hands it to every observer."""
+    """Adds time, kind and attempt to what happened, and tells every observer."""
 
-    def __init__(self, observers: Sequence[Observer], attempt: int) -> None:
+    def __init__(self, observers: Iterable[Observer], attempt: int) -> None:
         self._observers = list(observers)
-        self.attempt = attempt
+        self._attempt = attempt
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Tell everybody. `attempt` grows with each start of a run; the highest wins for equal steps."""
-        event = {"time": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **fields}
-        for observer in list(self._observers):
+        """An observer that can't write is dropped; the others hear of it."""
+        event: Event = {"time": time.time(), "kind": kind, "attempt": self._attempt, **fields}
+        failures: list[str] = []
+        for observer in tuple(self._observers):
             try:
                 observer.observe(event)
             except OSError as error:
                 self._observers.remove(observer)
-                said = f"{type(observer).__name__} no longer looks on: {error}"
-                self.emit("warning", {"said": said})
+                failures.append(f"{type(observer).__name__} is left out from here on: {error}")
+        for said in failures:
+            self.emit("warning", {"said": said})
 
     def close(self) -> None:
-        """Let every observer finish."""
+        """Let every observer write what it still holds. What fails here can't be told to anyone any more."""
         for observer in self._observers:
-            observer.close()
+            try:
+                observer.close()
+            except OSError:
+                continue
+        self._observers = []
 
 
 class EventLog:
-    """Appends events, of some kinds or all, to a file: one write a line, so that lines are never mixed."""
+    """Appends events to a file, each with one write, so that a killed process can tear only the last line."""
 
     def __init__(self, path: Path, kinds: Sequence[str] | None = None) -> None:
+        """`kinds`: keep only these; all, if not given."""
         self._kinds = kinds
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        if _torn(self._descriptor):  # the line that a killed process did not finish
-            os.write(self._descriptor, b"\n")
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._file).st_size
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def observe(self, event: Event) -> None:
-        if self._kinds is None or event["kind"] in self._kinds:
-            text = json.dumps(finite(event), ensure_ascii=False, allow_nan=False)
-            os.write(self._descriptor, text.encode("utf-8", "replace") + b"\n")
+        """Writes the line at once. After a torn one it starts on a new line."""
+        if self._kinds is not None and event["kind"] not in self._kinds:
+            return
+        line = (b"\n" if self._torn else b"") + strict_json(event).encode() + b"\n"
+        self._torn = True
+        written = os.write(self._file, line)
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes fitted into {self._path}")
+        self._torn = False
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self._file)
 
 
-def finite(value: Any) -> Any:
-    """The same with null in place of NaN and infinities: strict JSON has no words for them."""
+def strict_json(event: Event) -> str:
+    """One line of JSON that every reader accepts: NaN and the infinities become null."""
+    return json.dumps(_finite(event), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return {str(key): _finite(item) for key, item in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast("Sequence[object]", value)]
     return value
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Every whole line. Of steps that were run twice only the highest attempt's stay."""
-    events = [event for line in _lines(path) if (event := _parse(line)) is not None]
-    newest: dict[tuple[str, int], int] = {}
+def read_events(path: Path) -> list[dict[str, object]]:
+    """The run as it stands, in the order of the file. Where a step was done twice, the highest attempt wins;
+    what an earlier attempt did beyond the step from which a later one went on is left out.
+    """
+    if not path.is_file():
+        return []
+    with path.open("rb") as lines:
+        events = list(_parse(lines))
+    begun = {
+        _number(event, "attempt"): _number(event, "step") for event in events if event["kind"] in BEGINNINGS
+    }
+    latest: dict[tuple[object, int], int] = {}
     for event in events:
-        if "step" in event:
-            key = (event["kind"], event["step"])
-            newest[key] = max(newest.get(key, 0), event["attempt"])
-    return [e for e in events if "step" not in e or newest[e["kind"], e["step"]] == e["attempt"]]
+        key = event["kind"], _number(event, "step")
+        latest[key] = max(latest.get(key, 0), _number(event, "attempt"))
+
+    def holds(event: dict[str, object]) -> bool:
+        if event["kind"] not in REPEATABLE:
+            return True
+        step, attempt = _number(event, "step"), _number(event, "attempt")
+        overtaken = any(later > attempt and step > first for later, first in begun.items())
+        return latest[event["kind"], step] == attempt and not overtaken
+
+    return [event for event in events if holds(event)]
 
 
 def last_attempt(path: Path) -> int:
-    """The attempt of the newest line, 0 if there is none. Reads the end of the file only."""
+    """The number of the newest attempt in a log, 0 if there is none. Reads only the end of the file."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        tail = file.read().split(b"\n")
-    attempts = [event["attempt"] for line in tail if (event := _parse(line)) is not None]
-    return max(attempts, default=0)
+        return max((_number(event, "attempt") for event in _parse(file)), default=0)
 
 
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n") if path.is_file() else []
+def _parse(lines: Iterable[bytes]) -> Iterator[dict[str, object]]:
+    """Every whole event; a line that a killed process tore is passed over."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "kind" in event:
+            yield cast("dict[str, object]", event)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "attempt" in event else None
-
-
-def _torn(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+def _number(event: Event, name: str) -> int:
+    value = event.get(name)
+    return value if isinstance(value, int) else 0

@@ -13,7 +13,10 @@ def build_optimizer(named: Iterable[tuple[str, Tensor]], section: OptimSection) 
     """An optimizer over everything that requires a gradient."""
     trained = [parameter for _, parameter in named if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": section.weight_decay},
+        {
+            "params": [parameter for parameter in trained if parameter.ndim >= 2],
+            "weight_decay": section.weight_decay,
+        },
         {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]

@@ -55,18 +55,18 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     per_epoch = len(order.epoch(0))
     steps = config.train.steps or order.steps_in(config.train.epochs or 1.0)
     size = f"{step_samples} samples" if step_samples else f"{config.train.step_tokens:,} tokens"
-    say("step", size, "the config" if config.train.step_samples or config.train.step_tokens else "the default")
+    say(
+        "step", size, "the config" if config.train.step_samples or config.train.step_tokens else "the default"
+    )
     say("steps", f"{steps:,}", _length_reason(config, per_epoch))
     micro_tokens, why = _micro_tokens(config, ground)
     say("tokens in one pass", f"{micro_tokens:,}", why)
     recompute, why = _recompute(config, ground, micro_tokens)
     say("recompute", "blocks" if recompute else "off", why)
-    dtype = config.model.dtype if config.adapt.base == "auto" else config.adapt.base
-    if config.adapt.method == "full":
-        dtype = "float32"
-    compute = config.precision.compute
-    say("weights", dtype, "full fine-tuning trains float32" if config.adapt.method == "full" else "frozen part")
-    say("compute", compute, "the config")
+    dtype, why = _dtype(config)
+    say("weights", dtype, why)
+    compute, why = _compute(config, ground.hardware)
+    say("compute", compute, why)
     warmup = round(config.optim.warmup * steps) if config.optim.warmup < 1 else int(config.optim.warmup)
     say("warm-up", f"{warmup:,} steps", f"optim.warmup {config.optim.warmup:g}")
     every = config.checkpoint.every
@@ -77,7 +77,11 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     if config.parallel.shard != "off":
         say("shard", "off", "one device has nothing to divide")
     say("offload", "off", "not built yet")
-    say("codec", "none", "compression is not built yet" if config.checkpoint.codec == "zstd" else "the default")
+    say(
+        "codec",
+        "none",
+        "compression is not built yet" if config.checkpoint.codec == "zstd" else "the default",
+    )
     return RunPlan(
         family=ground.family.name,
         template=inputs.template.name,
@@ -112,6 +116,14 @@ def _length_reason(config: RunConfig, per_epoch: int) -> str:
     if config.train.steps:
         return f"the config; {config.train.steps / per_epoch:.2g} epochs of {per_epoch:,}"
     return f"{config.train.epochs or 1:g} epochs of {per_epoch:,}"
+
+
+def _dtype(config: RunConfig) -> tuple[str, str]:
+    if config.adapt.method == "full":
+        return "float32", "full fine-tuning trains float32 master weights"
+    if config.adapt.base != "auto":
+        return config.adapt.base, "adapt.base"
+    return config.model.dtype, "model.dtype"
 
 
 def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:

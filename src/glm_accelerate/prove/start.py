@@ -1,9 +1,13 @@
 """The proofs that every start runs, in seconds, and a short report of them."""
 
+from itertools import islice
+from pathlib import Path
+
 import torch
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.read import read
 from glm_accelerate.kernels.choose import choices
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
@@ -16,6 +20,8 @@ from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.template import prove_template
 from glm_accelerate.runtime.errors import UserError
 
+CONVERSATIONS = 32  # enough to meet every role; more take longer than they tell
+
 
 def prove_start(config: RunConfig) -> list[Proof]:
     """All proofs of a config, from its files alone."""
@@ -23,12 +29,26 @@ def prove_start(config: RunConfig) -> list[Proof]:
     inputs = open_inputs(config.data, directory)
     model = load_model(directory, dtype=getattr(torch, config.model.dtype))
     adapt(model, config.adapt)
-    return prove_parts(config, model, inputs)
+    return prove_parts(config, model, inputs, directory)
 
 
-def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs) -> list[Proof]:
+def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Proof]:
+    """Template and labels, on the first conversations of the first training file."""
+    source, data = config.data.train[0].path, config.data
+    first = list(islice(read(Path(source), data.format, data.skip_bad), CONVERSATIONS))
+    spoken = [conversation for conversation in first if conversation.text is None]
+    if not spoken:
+        return [Proof("template", True, "plain text: nothing is rendered")]
+    template, tokenizer = inputs.template, inputs.tokenizer
+    proofs = [prove_template(model_dir, template, tokenizer, spoken)]
+    if data.labels == "exact":
+        proofs.append(prove_labels(spoken, template, tokenizer, train_on=data.train_on))
+    return proofs
+
+
+def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs, model_dir: Path) -> list[Proof]:
     """All proofs of what a run has built."""
-    proofs = prove_inputs(config, inputs)
+    proofs = prove_inputs(config, inputs, model_dir)
     proofs.append(prove_coverage(model, config.adapt))
     proofs.append(prove_isolation(model))
     dtype = model.compute or model.embed.dtype

@@ -85,7 +85,7 @@ def built(
         if parts:
             load_optimizer_state(optimizer, model.named_parameters(), parts.optimizer)
             progress = Progress.from_json(parts.state)
-        proofs = prove_parts(config, model, inputs)
+        proofs = prove_parts(config, model, inputs, model_dir)
         require(proofs)
         attempt = last_attempt(directory / "events.jsonl") + 1
         logs = [EventLog(directory / "events.jsonl"), EventLog(directory / "evals.jsonl", kinds=("eval",))]

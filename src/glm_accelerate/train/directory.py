@@ -10,24 +10,32 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 
 
+Change = tuple[str, object, object]  # key, then, now
+
+
+class ConfigChanged(UserError):
+    """The config of an existing run is not what it was."""
+
+    def __init__(self, run: Path, changes: list[Change]) -> None:
+        self.changes = changes
+        keys = ", ".join(key for key, _, _ in changes)
+        cure = "--accept-changes to go on with it, or --run DIR for a new run"
+        super().__init__(f"the config of this run has changed: {keys}", where=run, cure=cure)
+
+
 def keep_config(run: Path, config: RunConfig, accept_changes: bool) -> None:
-    """Write config.yaml, or compare with the one that is there: a table of then and now, unless accepted."""
+    """Write config.yaml, or compare with the one that is there."""
     path = run / "config.yaml"
     if path.is_file():
         changes = differences(load_config(path), config)
         if changes and not accept_changes:
-            table = "".join(f"\n  {key}: was {then}, is {now}" for key, then, now in changes)
-            raise UserError(
-                f"the config of this run has changed:{table}\n",
-                where=run,
-                cure="--accept-changes to go on with it, or --run DIR for a new run",
-            )
+            raise ConfigChanged(run, changes)
         if not changes:
             return
     write_text(path, to_yaml(config))
 
 
-def differences(then: RunConfig, now: RunConfig) -> list[tuple[str, object, object]]:
+def differences(then: RunConfig, now: RunConfig) -> list[Change]:
     """Every key that differs, with both values."""
     before, after = then.model_dump(mode="json"), now.model_dump(mode="json")
     return [

@@ -28,7 +28,9 @@ def fingerprints(config: RunConfig, model_dir: Path, inputs: Inputs) -> dict[str
         "data": inputs.train.fingerprint,
         "tokenizer": inputs.tokenizer.fingerprint,
         "template": inputs.template.name,
-        "optimizer": _hash(json.dumps([optim, config.adapt.model_dump(mode="json")], sort_keys=True).encode()),
+        "optimizer": _hash(
+            json.dumps([optim, config.adapt.model_dump(mode="json")], sort_keys=True).encode()
+        ),
         "environment": f"torch {torch.__version__}, {torch.get_num_threads()} threads",
     }
 
@@ -39,7 +41,9 @@ def check(then: dict[str, str], now: dict[str, str], where: object) -> list[str]
         if then.get(name) != now[name]:
             raise UserError(f"the {name} is not what this checkpoint was made with", where=where, cure=cure)
     if then.get("environment") != now["environment"]:
-        return [f"environment was {then.get('environment')}, is {now['environment']}: not bit-identical any more"]
+        return [
+            f"environment was {then.get('environment')}, is {now['environment']}: not bit-identical any more"
+        ]
     return []
 
 

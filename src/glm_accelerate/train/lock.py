@@ -20,7 +20,9 @@ def only_trainer(run: Path) -> Iterator[None]:
         except BlockingIOError as error:
             holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
             raise UserError(
-                f"{holder} is training here", where=run, cure="wait for it, or name another directory with --run"
+                f"{holder} is training here",
+                where=run,
+                cure="wait for it, or name another directory with --run",
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -47,7 +47,12 @@ def loop(run: Run, stop: StopRequest) -> str:
         learning_rate = run.config.optim.learning_rate * _rate(run)
         seed_all(step_seed(run.config.train.seed, step.number))
         outcome = update(
-            run.model, run.optimizer, step, run.device, learning_rate=learning_rate, limit=run.config.optim.clip
+            run.model,
+            run.optimizer,
+            step,
+            run.device,
+            learning_rate=learning_rate,
+            limit=run.config.optim.clip,
         )
         progress.record(step, outcome.applied)
         run.events.emit("step", _fields(run, step, outcome, learning_rate, time.perf_counter() - began))
@@ -80,7 +85,9 @@ def _rate(run: Run) -> float:
     )
 
 
-def _fields(run: Run, step: Step, outcome: Outcome, learning_rate: float, seconds: float) -> dict[str, object]:
+def _fields(
+    run: Run, step: Step, outcome: Outcome, learning_rate: float, seconds: float
+) -> dict[str, object]:
     """The `step` event of the contract."""
     return {
         "step": step.number,

@@ -51,7 +51,13 @@ def forward_backward(model: Decoder, step: Step, device: torch.device) -> Tensor
 
 
 def update(
-    model: Decoder, optimizer: Optimizer, step: Step, device: torch.device, *, learning_rate: float, limit: float
+    model: Decoder,
+    optimizer: Optimizer,
+    step: Step,
+    device: torch.device,
+    *,
+    learning_rate: float,
+    limit: float,
 ) -> Outcome:
     """One whole step."""
     loss = forward_backward(model, step, device)

@@ -93,25 +93,29 @@ def test_properties_that_arrow_made_up_are_removed() -> None:
     assert holed["parameters"]["properties"]["of another tool"] is None  # what was read is left as it was
 
 
+def said(turn: dict[str, Any]) -> dict[str, Any]:
+    return {"conversations": [turn]}
+
+
 @pytest.mark.parametrize(
-    ("line", "format", "said"),
+    ("line", "format", "complaint"),
     [
-        ({"conversations": [{"from": "bot", "value": "x"}]}, "sharegpt", r"conversations\[0\]\.from is 'bot'"),
-        ({"conversations": [{"from": ["gpt"], "value": "x"}]}, "sharegpt", r"\.from is \['gpt'\]"),
-        ({"conversations": [{"from": "function_call", "value": "x"}]}, "sharegpt", "a string that is not JSON"),
-        ({"conversations": [{"from": "function_call", "value": "{}"}]}, "sharegpt", "has no name"),
-        ({"conversations": [{"role": "tool"}]}, "conversations", r"'conversations\[0\]\.name' is missing"),
-        ({"conversations": [{"role": "assistant", "content": "", "loss": False}]}, "conversations", "loss: false"),
+        (said({"from": "bot", "value": "x"}), "sharegpt", r"conversations\[0\]\.from is 'bot'"),
+        (said({"from": ["gpt"], "value": "x"}), "sharegpt", r"\.from is \['gpt'\]"),
+        (said({"from": "function_call", "value": "x"}), "sharegpt", "a string that is not JSON"),
+        (said({"from": "function_call", "value": "{}"}), "sharegpt", "has no name"),
+        (said({"role": "tool"}), "conversations", r"'conversations\[0\]\.name' is missing"),
+        (said({"role": "assistant", "content": "", "loss": False}), "conversations", "loss: false"),
         ({"instruction": "q"}, "alpaca", "'output' is missing"),
         ({"instruction": "q", "output": 3}, "alpaca", "output is int"),
         ({"instruction": "q", "output": "a", "history": [["q"]]}, "alpaca", r"history\[0\] is not"),
         ({"instruction": "q", "output": "a", "history": "q"}, "alpaca", "history is str, not a list"),
         ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages", "tool_calls is str"),
         ({"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages", "has no name"),
-        ({"messages": [{"role": "user", "content": "q"}], "tools": ["f"]}, "messages", "tools is not a list of objects"),
+        ({"messages": [{"role": "user", "content": "q"}], "tools": ["f"]}, "messages", "tools is not a list"),
         ({"text": None}, "text", "'text' is missing"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(line: dict[str, Any], format: FormatName, said: str) -> None:
-    with pytest.raises(UserError, match=rf"^f:1: .*{said}"):
+def test_what_does_not_fit_is_named(line: dict[str, Any], format: FormatName, complaint: str) -> None:
+    with pytest.raises(UserError, match=rf"^f:1: .*{complaint}"):
         conversation(line, format, Place("f", 1))

@@ -52,7 +52,7 @@ def data(tmp_path: Path) -> Path:
 
 def run(data: Path, model: Path, cache: Path, settings: EncodeSettings = SETTINGS, **how: Any) -> Store:
     how = {"workers": 1, "range_bytes": RANGE_BYTES, **how}
-    return prepare([Source(path=str(data))], settings, model, cache=cache, **how)
+    return prepare([Source(path=str(data), weight=1.0)], settings, model, cache=cache, **how)
 
 
 def everything(store: Store) -> list[tuple[list[int], list[bool], str]]:

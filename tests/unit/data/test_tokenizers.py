@@ -10,6 +10,7 @@ import tiktoken
 from tokenizers import Tokenizer as Engine
 
 from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.data.tokenizers.portions import encode_all, portions
 from glm_accelerate.data.tokenizers.ranks import PATTERN, SPECIAL, read_ranks
 from glm_accelerate.runtime.errors import UserError
 
@@ -59,6 +60,21 @@ def test_ranks_equal_tiktoken(ranks_dir: Path) -> None:
     wanted = [oracle.encode(text, disallowed_special=()) for text in texts]
     assert tokenizer.encode(texts) == wanted
     assert [tokenizer.decode(ids) for ids in wanted] == texts
+
+
+@pytest.mark.parametrize("size", [1, 3, 17, 50])
+def test_long_texts_are_the_same_in_portions(fast_dir: Path, size: int) -> None:
+    engine = Engine.from_file(str(fast_dir / "tokenizer.json"))
+    engine.encode_special_tokens = True
+    dice = random.Random(size)
+    letters = "ab c,.  \n\t'sé\u0301中文1234 \r\n"
+    texts = [
+        " x".join("".join(dice.choices(letters, k=9)) for _ in range(dice.randint(0, 30))) for _ in range(200)
+    ]
+    # A portion as long as the longest run of letters: only then is a cut always between words.
+    whole = [engine.encode(text, add_special_tokens=False).ids for text in texts]
+    assert encode_all(engine, texts, portion=12 + size) == whole
+    assert all("".join(portions(text, size)) == text for text in texts)
 
 
 def test_specials_follow_the_ranks(ranks_dir: Path) -> None:

@@ -1,6 +1,6 @@
 """A tiny model of our own, samples, and a tokenizer of readable words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,3 +97,12 @@ def held() -> type[Held]:
 @pytest.fixture
 def words() -> Words:
     return Words()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Generator[None]:
+    """Tensors this small gain nothing from two, and on a busy machine the second makes them wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

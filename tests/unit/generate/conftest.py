@@ -1,5 +1,6 @@
 """Tiny GLM models with random weights, made by transformers, beside ours that read the same files."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,12 @@ def prompts() -> list[list[int]]:
     """Of unequal lengths, not in order."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, 131, (n,), generator=generator).tolist() for n in (5, 1, 17, 9, 30, 2, 11)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Generator[None]:
+    """Tensors this small gain nothing from two, and on a busy machine the second makes them wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,6 +1,7 @@
-"""Text to token numbers and back. Special tokens are asked for by name and never recognised in text,
+"""Text to token numbers and back.
 
-so a user who types `<|user|>` gets seven ordinary tokens and cannot forge a turn.
+Special tokens are asked for by name and never recognised in text, so whoever types `<|user|>` gets some
+ordinary tokens and cannot forge a turn.
 """
 
 import hashlib

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Engine
 
 from glm_accelerate.data.tokenizers import fingerprint_of
+from glm_accelerate.data.tokenizers.portions import encode_all
 from glm_accelerate.data.tokenizers.special import number_of
 from glm_accelerate.runtime.errors import UserError
 
@@ -30,7 +31,7 @@ class FastTokenizer:
         self._plain.no_padding()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return encode_all(self._plain, texts)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self._engine.decode(list(ids), skip_special_tokens=skip_special)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
 
 from glm_accelerate.data.tokenizers import fingerprint_of
+from glm_accelerate.data.tokenizers.portions import encode_all
 from glm_accelerate.data.tokenizers.special import number_of
 from glm_accelerate.runtime.errors import UserError
 
@@ -43,7 +44,7 @@ class RankTokenizer:
         self._engine = _engine(ranks)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return encode_all(self._engine, texts)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         text, run = "", list[int]()

@@ -83,7 +83,9 @@ def choose_layers(model: Decoder, targets: str | Sequence[str]) -> list[tuple[st
     for target in asked:
         if not any(ending.endswith(f".{target}") for ending in endings):
             there = sorted({ending.rpartition(".")[2] for ending in endings})
-            raise UserError(f"adapt.targets: no layer is called {target!r}", cure=f"there are {', '.join(there)}")
+            raise UserError(
+                f"adapt.targets: no layer is called {target!r}", cure=f"there are {', '.join(there)}"
+            )
     return chosen
 
 

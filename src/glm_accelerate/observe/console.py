@@ -1,0 +1,180 @@
+"""What a person sees of a run: one live line on a terminal, else a plain line every few seconds.
+
+step 120/800 · loss 0.8123 · held out 0.9312 · 9,876 tokens/s · 1.2 GB · rate 2.9e-03 · 0:01:12 left
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from glm_accelerate.observe.events import Event
+from glm_accelerate.plan.report import show_plan
+from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.prove.proof import Proof
+
+SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_REFRESHES = 0.1
+STEPS_AVERAGED = 50  # for speed and time left: a single step says little where lengths differ
+
+
+def show_start(plan: RunPlan, proofs: Sequence[Proof], resumed: int | None, console: Console) -> None:
+    """Before the first step: what will be done and why, what was proven, and where it goes on."""
+    show_plan(plan, console)
+    for proof in proofs:
+        mark = ("✓ ", "green") if proof.ok else ("✗ ", "bold red")
+        console.print(Text.assemble(mark, (f"{proof.name} ", "bold"), proof.said))
+    if resumed is not None:
+        console.print(Text(f"going on after step {resumed:,} of {plan.steps:,}", "bold"))
+
+
+class ConsoleObserver:
+    """Shows a run on a console (stderr, if none is given)."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        seconds: float = SECONDS_BETWEEN_LINES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._seconds = seconds if not self._console.is_terminal else SECONDS_BETWEEN_REFRESHES
+        self._clock = clock
+        self._shown = -math.inf
+        self._live: Live | None = None
+        self._steps = 0
+        self._held_out: float | None = None
+        self._recent: deque[tuple[float, float, float]] = deque(
+            maxlen=STEPS_AVERAGED
+        )  # when, tokens, seconds
+        self._pending: Event | None = None
+
+    def observe(self, event: Event) -> None:
+        kind = event["kind"]
+        if kind in ("start", "resume"):
+            self._begin(event)
+        elif kind == "step":
+            self._step(event)
+        elif kind == "eval":
+            self._evaluation(event)
+        elif kind == "checkpoint":
+            took = _number(event, "blocked_seconds")
+            size = amount(_number(event, "bytes"))
+            self._say(f"[green]checkpoint[/] {event.get('path')} ({size}, training waited {took:.1f} s)")
+        elif kind == "decision":
+            self._say(f"[cyan]decision[/] {event.get('said', event.get('reason', ''))}")
+        elif kind == "warning":
+            self._say(Text.assemble(("warning ", "bold yellow"), str(event.get("said", ""))))
+        elif kind == "stop":
+            self._flush()
+            self.close()
+            self._say(f"stopped at step {event.get('step')}: {event.get('reason')}")
+
+    def close(self) -> None:
+        """Leaves the last state on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _begin(self, event: Event) -> None:
+        self._steps = int(_number(event, "steps"))
+        trained = f"{_number(event, 'trained_parameters'):,.0f} trained parameters"
+        about = [str(event.get("family")), str(event.get("method")), str(event.get("device")), trained]
+        steps = f"steps {_number(event, 'step') + 1:,.0f} to {self._steps:,}"
+        self._say(Text(" · ".join([*about, steps]), "bold"))
+
+    def _step(self, event: Event) -> None:
+        if not event.get("applied", True):
+            self._say(
+                f"[yellow]step {event.get('step')} was not applied[/]: its loss or gradients were not finite"
+            )
+        now = self._clock()
+        self._recent.append((now, _number(event, "tokens"), _number(event, "seconds")))
+        self._pending = event
+        if now - self._shown >= self._seconds:
+            self._flush()
+
+    def _evaluation(self, event: Event) -> None:
+        loss = event.get("loss")
+        self._held_out = loss if isinstance(loss, float) else self._held_out
+        words = [f"held-out loss {loss:.4f}"] if isinstance(loss, float) else []
+        metrics = cast("Mapping[str, object]", event.get("metrics") or {})
+        words += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in metrics.items()]
+        if event.get("status") != "done":
+            words.append(f"failed: {event.get('reason')}")
+        said = f"step {event.get('step')}: {', '.join(words)} ({_number(event, 'samples'):.0f} samples"
+        self._flush()
+        self._say(Text.assemble(("evaluation ", "cyan"), f"{said}, {_number(event, 'seconds'):.1f} s)"))
+
+    def _flush(self) -> None:
+        """Show the newest step, if it has not been shown."""
+        event = self._pending
+        if event is None:
+            return
+        self._pending = None
+        self._shown = self._clock()
+        line = self._line(event)
+        if not self._console.is_terminal:
+            self._say(line)
+            return
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=16)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_row(ProgressBar(total=max(1, self._steps), completed=_number(event, "step")), line)
+        live = self._live or Live(console=self._console, auto_refresh=False)
+        live.update(grid)
+        if self._live is None:
+            self._live = live
+            live.start()
+        live.refresh()
+
+    def _line(self, event: Event) -> str:
+        loss = event.get("loss")
+        words = [
+            f"step {event.get('step')}/{self._steps}",
+            f"loss {loss:.4f}" if isinstance(loss, float) and math.isfinite(loss) else "loss -",
+        ]
+        if self._held_out is not None:
+            words.append(f"held out {self._held_out:.4f}")
+        tokens = sum(tokens for _, tokens, _ in self._recent)
+        seconds = sum(seconds for _, _, seconds in self._recent)
+        words += [
+            f"{tokens / seconds if seconds else 0:,.0f} tokens/s",
+            amount(_number(event, "memory_bytes")),
+            f"rate {_number(event, 'learning_rate'):.1e}",
+            f"{self._left(event)} left",
+        ]
+        return " · ".join(words)
+
+    def _left(self, event: Event) -> str:
+        """Time to the last step at the pace of the last ones, evaluations and checkpoints included."""
+        left = self._steps - _number(event, "step")
+        elapsed, counted = self._recent[-1][0] - self._recent[0][0], len(self._recent) - 1
+        if not counted:
+            elapsed, counted = self._recent[-1][2], 1
+        return str(timedelta(seconds=round(left * elapsed / counted)))
+
+    def _say(self, what: str | Text) -> None:
+        self._console.print(what, highlight=False, soft_wrap=True)
+
+
+def amount(size: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.0f} kB"
+
+
+def _number(event: Event, name: str) -> float:
+    value = event.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

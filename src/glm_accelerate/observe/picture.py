@@ -1,0 +1,152 @@
+"""The loss curve of a run: an SVG that reads well on light and dark ground, and a line for terminals.
+
+Written by hand, so that a picture needs no plotting library.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from glm_accelerate.observe.events import Event
+
+WIDTH, HEIGHT = 720, 400
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 44, 52
+MOST_POINTS = 600  # more than the picture is wide tells nobody anything
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+STYLE = """\
+svg { background: #ffffff; font: 13px system-ui, sans-serif; }
+text { fill: #1f2933; } .quiet { fill: #5f6b7a; }
+.grid { stroke: #dfe4ea; stroke-width: 1; } .axis { stroke: #5f6b7a; stroke-width: 1; }
+.train { stroke: #9bb4d0; fill: none; stroke-width: 1.2; }
+.smooth { stroke: #1f6fb5; fill: none; stroke-width: 2; }
+.held { stroke: #c2410c; fill: none; stroke-width: 2; } .dot { fill: #c2410c; }
+@media (prefers-color-scheme: dark) {
+svg { background: #12171d; } text { fill: #e6ebf0; } .quiet { fill: #9aa6b2; }
+.grid { stroke: #2a323b; } .axis { stroke: #9aa6b2; }
+.train { stroke: #35506b; } .smooth { stroke: #6db3f2; }
+.held { stroke: #fb923c; } .dot { fill: #fb923c; }
+}"""
+
+Point = tuple[float, float]  # step, loss
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """From steps and losses to places in the picture."""
+
+    last_step: float
+    highest: float
+
+    def x(self, step: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * step / self.last_step
+
+    def y(self, loss: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(loss, self.highest) / self.highest)
+
+    def path(self, points: Iterable[Point]) -> str:
+        return " ".join(f"{self.x(step):.1f},{self.y(loss):.1f}" for step, loss in points)
+
+
+def losses(events: Iterable[Event], kind: str) -> list[Point]:
+    """The losses of `step` or of `eval` events, in order of steps; what is not finite is left out."""
+    points: list[Point] = []
+    for event in events:
+        step, loss = event.get("step"), event.get("loss")
+        if event["kind"] == kind and isinstance(step, int) and isinstance(loss, int | float):
+            points.append((float(step), float(loss)))
+    return sorted(point for point in points if math.isfinite(point[1]))
+
+
+def smoothed(points: Sequence[Point], window: int) -> list[Point]:
+    """The running mean of the last `window` points."""
+    means: list[Point] = []
+    total = 0.0
+    for index, (step, loss) in enumerate(points):
+        total += loss - (points[index - window][1] if index >= window else 0.0)
+        means.append((step, total / min(index + 1, window)))
+    return means
+
+
+def loss_curve(events: Sequence[Event], title: str) -> str:
+    """An SVG with the training loss of every step, its running mean, and the held-out loss."""
+    train, held = losses(events, "step"), losses(events, "eval")
+    every = [*train, *held]
+    last_step = max((step for step, _ in every), default=1.0) or 1.0
+    ticks = _ticks(max((loss for _, loss in every), default=1.0) or 1.0)
+    frame = Frame(last_step, ticks[-1])
+    mean = smoothed(train, max(1, len(train) // 40))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{_escaped(title)}">',
+        f"<title>{_escaped(title)}</title><style>{STYLE}</style>",
+        f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{_escaped(title)}</text>',
+        *_axes(frame, ticks),
+        f'<polyline class="train" points="{frame.path(_thinned(train))}"/>',
+        f'<polyline class="smooth" points="{frame.path(_thinned(mean))}"/>',
+        f'<polyline class="held" points="{frame.path(held)}"/>',
+        *(f'<circle class="dot" cx="{frame.x(s):.1f}" cy="{frame.y(y):.1f}" r="3.5"/>' for s, y in held),
+        *_legend(),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The course of some values in one line of blocks; each is the mean of its stretch."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [len(values) * index // width for index in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
+
+
+def _axes(frame: Frame, ticks: Sequence[float]) -> list[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    parts = [f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>']
+    for loss in ticks:
+        y = frame.y(loss)
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss:g}</text>')
+    for step in _ticks(frame.last_step):
+        if step <= frame.last_step:
+            x = frame.x(step)
+            parts.append(
+                f'<text class="quiet" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{step:,g}</text>'
+            )
+    middle_x, middle_y = (LEFT + right) / 2, (TOP + bottom) / 2
+    parts.append(f'<text x="{middle_x:g}" y="{HEIGHT - 12}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text x="16" y="{middle_y:g}" text-anchor="middle" transform="rotate(-90 16 {middle_y:g})">'
+        "loss (nats a token)</text>"
+    )
+    return parts
+
+
+def _legend() -> list[str]:
+    x = WIDTH - RIGHT - 210
+    return [
+        f'<line class="smooth" x1="{x}" y1="30" x2="{x + 24}" y2="30"/>'
+        f'<text x="{x + 30}" y="34">training</text>',
+        f'<line class="held" x1="{x + 110}" y1="30" x2="{x + 134}" y2="30"/>'
+        f'<text x="{x + 140}" y="34">held out</text>',
+    ]
+
+
+def _ticks(highest: float) -> list[float]:
+    """Round numbers from 0 to just above, four to ten of them."""
+    rough = highest / 6
+    scale = 10.0 ** math.floor(math.log10(rough))
+    unit = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
+    return [round(unit * index, 10) for index in range(math.ceil(highest / unit) + 1)]
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    return points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

@@ -1,0 +1,130 @@
+"""Events to where people already look: TensorBoard, and SwanLab (offline unless the user has logged in).
+
+Curves have the same names in both. Nothing but the config and the figures is handed on: no environment
+variable, command line, host name or git remote, since those are where secrets live.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.observe.events import BEGINNINGS, Event, Observer
+from glm_accelerate.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+# Of a step event: its field, and the name of the curve.
+CURVES = {
+    "loss": "train/loss",
+    "learning_rate": "train/learning_rate",
+    "grad_norm": "train/grad_norm",
+    "tokens_per_second": "speed/tokens_per_second",
+    "memory_bytes": "memory/bytes",
+}
+
+
+def open_sinks(names: Sequence[str], run_dir: Path, config: RunConfig) -> list[Observer]:
+    """An observer for each name; a UserError where its package is missing. They open at the first event."""
+    openers: dict[str, Callable[[], Observer]] = {
+        "tensorboard": lambda: TensorBoard(run_dir / "tensorboard"),
+        "swanlab": lambda: SwanLab(run_dir, config),
+    }
+    sinks: list[Observer] = []
+    for name in names:
+        if name not in openers:
+            raise UserError(f"no sink is called {name!r}", cure=f"one of {', '.join(openers)}")
+        if find_spec(name) is None:
+            raise UserError(
+                f"the package {name} is not installed", where="observe.sinks", cure=f"pip install {name}"
+            )
+        sinks.append(openers[name]())
+    return sinks
+
+
+def curves(event: Event) -> dict[str, float]:
+    """The points that an event adds, by the name of their curve. A loss that is not a number adds none."""
+    found: dict[str, object] = {}
+    if event["kind"] == "step":
+        found = {name: event.get(field) for field, name in CURVES.items()}
+    elif event["kind"] == "eval":
+        found = {"eval/loss": event.get("loss")}
+        metrics = cast("Mapping[str, object]", event.get("metrics") or {})
+        found.update({f"eval/{name}": value for name, value in metrics.items()})
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _step(event: Event) -> int:
+    return int(cast("int", event.get("step", 0)))
+
+
+class TensorBoard:
+    """Event files in the run directory: `tensorboard --logdir runs`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def observe(self, event: Event) -> None:
+        if event["kind"] in BEGINNINGS:
+            self._open(purge_from=_step(event) + 1)
+        if self._writer is None:
+            return
+        for name, value in curves(event).items():
+            self._writer.add_scalar(name, value, _step(event))
+
+    def _open(self, purge_from: int) -> None:
+        """A resumed run takes back what an earlier attempt wrote beyond the step from which it goes on."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=purge_from if purge_from > 1 else None)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class SwanLab:
+    """A SwanLab experiment: online where the user has logged in, else offline in the run directory."""
+
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self._run_dir = run_dir
+        self._config = config
+        self._swanlab: ModuleType | None = None
+
+    def observe(self, event: Event) -> None:
+        if event["kind"] in BEGINNINGS and self._swanlab is None:
+            self._swanlab = self._begin()
+        points = curves(event)
+        if self._swanlab is not None and points:
+            self._swanlab.log(points, step=_step(event))
+
+    def _begin(self) -> ModuleType:
+        swanlab = import_module("swanlab")  # by name: not everyone who checks types has it
+        folder = self._run_dir / "swanlab"
+        folder.mkdir(exist_ok=True)
+        # It reads its own log-in and SWANLAB_MODE; without a log-in, online would stop and ask for one.
+        settings = swanlab.Settings.model_validate(
+            {
+                "log_dir": folder,
+                "interactive": False,
+                "terminal": {"proxy_type": "none"},
+                "probe": {"runtime": False, "requirements": False, "conda": False, "git": False},
+            }
+        )
+        swanlab.init(
+            mode="offline" if settings.mode == "online" and not settings.api_key else settings.mode,
+            project="glm-accelerate",
+            name=self._run_dir.name,
+            config=self._config.model_dump(mode="json"),
+            settings=settings,
+        )
+        return swanlab
+
+    def close(self) -> None:
+        if self._swanlab is not None:
+            self._swanlab.finish()

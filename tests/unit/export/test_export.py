@@ -1,0 +1,147 @@
+"""What is exported is what was trained, and other programs open it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.export.export import export
+from glm_accelerate.models.weights import load_model
+from glm_accelerate.runtime.errors import UserError
+
+TOKENS = torch.randint(0, 200, (2, 23), generator=torch.Generator().manual_seed(0))
+
+
+def difference(ours, theirs) -> float:
+    """Largest difference of logits, as a share of the largest logit."""
+    with torch.no_grad():
+        mine, other = ours(TOKENS), theirs(TOKENS)
+        other = other if isinstance(other, torch.Tensor) else other.logits
+    return float((mine - other).abs().max() / mine.abs().max())
+
+
+def listing(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("family", ["glm", "glm4", "chatglm"])
+def test_a_merged_model_opens_in_transformers(family, make_base, make_run, tmp_path):
+    base = make_base(family)
+    run, model = make_run(base, "glm4" if family == "chatglm" else "glm4-0414", rank=4)
+    made = export(run, tmp_path / "out", merge_adapter=True)
+    assert (made.kind, made.step, made.missing) == ("model", 7, ())
+    theirs = AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.float32).eval()
+    assert type(theirs).__name__ == {"glm4": "Glm4ForCausalLM"}.get(family, "GlmForCausalLM")
+    assert difference(model, theirs) < 1e-5
+    assert difference(load_model(base), theirs) > 1e-2  # something was trained
+    assert difference(model, load_model(made.path)) < 1e-5
+
+
+def test_a_merged_model_brings_its_tokenizer_and_every_stop_token(make_base, make_run, tmp_path):
+    base = make_base("glm4", eos_token_id=[1])
+    (base / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 1, "temperature": 0.8, "do_sample": True})
+    )
+    run, _ = make_run(base, "glm4-0414", method="full")
+    made = export(run, tmp_path / "out", merge_adapter=False)
+    assert made.kind == "model"
+    assert listing(made.path) == {
+        "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+        "tokenizer_config.json", "chat_template.jinja",
+    }  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(made.path)
+    stops = [
+        tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|user|>", "<|observation|>")
+    ]
+    said = json.loads((made.path / "generation_config.json").read_text())
+    assert said["eos_token_id"][0] == 1
+    assert set(said["eos_token_id"]) == {1, *stops}
+    assert said["temperature"] == 0.8
+    theirs = AutoModelForCausalLM.from_pretrained(made.path)
+    assert set(theirs.generation_config.eos_token_id) == {1, *stops}
+
+
+# peft asks transformers by a name that transformers is about to drop
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_alone_opens_in_peft(make_base, make_run, tmp_path):
+    base = make_base("glm4")
+    run, model = make_run(base, "glm4-0414", rank=4)
+    made = export(run / "checkpoints" / "checkpoint-7", tmp_path / "out", merge_adapter=False)
+    assert made.kind == "adapter"
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= listing(made.path)
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), made.path
+    )
+    assert difference(model, theirs.eval()) < 1e-5
+    # and back: an exported adapter is merged with its base
+    merged = export(made.path, tmp_path / "merged", merge_adapter=True, base=base)
+    assert difference(model, load_model(merged.path)) < 1e-5
+
+
+def test_a_prefix_alone(make_base, make_run, tmp_path):
+    base = make_base("glm4")
+    run, model = make_run(base, "glm4-0414", method="prefix", prefix_tokens=3)
+    made = export(run, tmp_path / "out", merge_adapter=False)
+    assert made.kind == "prefix"
+    assert difference(model, open_model(made.path, base=base).model) == 0
+    with pytest.raises(UserError, match="cannot be merged"):
+        export(run, tmp_path / "merged", merge_adapter=True)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_the_original_layout_keeps_names_and_brings_the_code_files(make_base, make_run, tmp_path):
+    base = make_base("chatglm")
+    run, model = make_run(base, "glm4", rank=4)
+    made = export(run, tmp_path / "out", merge_adapter=True, layout="original")
+    code = {"tokenization_chatglm.py", "configuration_chatglm.py", "modeling_chatglm.py", "quantization.py"}
+    assert code <= listing(made.path)
+    assert made.missing == ()
+    assert difference(model, load_model(made.path)) < 1e-5
+    config = json.loads((made.path / "config.json").read_text())
+    assert config["model_type"] == "chatglm"
+    assert config["rope_ratio"] == 500
+    assert config["auto_map"]["AutoConfig"] == "configuration_chatglm.ChatGLMConfig"
+
+
+def test_code_files_that_are_not_there_are_named(make_base, make_run, tmp_path):
+    base = make_base("chatglm")
+    (base / "configuration_chatglm.py").unlink()
+    run, _ = make_run(base, "glm4", rank=4)
+    made = export(run, tmp_path / "out", merge_adapter=True, layout="original")
+    assert made.missing == ("configuration_chatglm.py",)
+
+
+def test_full_fine_tuning_is_written_as_wide_as_its_base_was(make_base, make_run, tmp_path):
+    base = make_base("glm4", torch_dtype="bfloat16")
+    run, _ = make_run(base, "glm4-0414", method="full")
+    for dtype, wanted in ((None, torch.bfloat16), (torch.float32, torch.float32)):
+        made = export(run, tmp_path / str(wanted), merge_adapter=False, dtype=dtype)
+        assert {p.dtype for p in load_model(made.path).parameters()} == {wanted}
+        assert json.loads((made.path / "config.json").read_text())["dtype"] == str(wanted).removeprefix(
+            "torch."
+        )
+
+
+def test_nothing_is_written_over(make_base, make_run, tmp_path):
+    run, _ = make_run(make_base("glm4"), "glm4-0414", rank=4)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        export(run, out, merge_adapter=True)
+    (out / "mine.txt").unlink()
+    export(run, out, merge_adapter=True)  # an empty directory may be filled
+    with pytest.raises(UserError, match="exists already"):
+        export(run, out / "config.json", merge_adapter=True)
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_of_one_line(make_base, make_run, tmp_path):
+    run, _ = make_run(make_base("glm4"), "glm4-0414", rank=4)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        export(run, tmp_path / "file" / "out", merge_adapter=True)
