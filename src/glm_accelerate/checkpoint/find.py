@@ -1,4 +1,4 @@
-"""Which checkpoint to open. An explicit path is opened as it is; the newest is looked up only when asked for."""
+"""Which checkpoint to open. An explicit path is opened as it is; the newest is looked for only when asked."""
 
 from pathlib import Path
 

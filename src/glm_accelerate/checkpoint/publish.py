@@ -1,15 +1,15 @@
-"""Atomic publication: write beside the target, sync, rename, sync the parent. A reader sees all or nothing."""
+"""Atomic publication: write beside the target, sync, rename, sync the parent. Readers see all or nothing."""
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def publishing(target: Path) -> Iterator[Path]:
+def publishing(target: Path) -> Generator[Path, None, None]:
     """A temporary directory inside the target's parent that becomes `target` when the block ends well."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     assert not target.exists(), f"{target} is published and is never written again"

@@ -90,7 +90,8 @@ def answer(console: "Console", chat: "Chat", question: str) -> None:
     pieces = chat.ask(question)
     try:
         for piece in pieces:
-            console.print(Text(visible(piece)), end="")
+            console.file.write(visible(piece))  # as it is: rich would turn tabs into spaces
+            console.file.flush()
     except KeyboardInterrupt:
         console.print(Text(" (broken off)", "dim"), end="")
     finally:

@@ -9,7 +9,6 @@ from glm_accelerate.cli import source
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from glm_accelerate.train.build import Built
     from glm_accelerate.train.directory import Change
 
 HELP = "Train as a config says. Run the same command again to go on where it stopped."
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from glm_accelerate.cli.progress import watching
-    from glm_accelerate.observe.console import ConsoleProgress
+    from glm_accelerate.observe.console import ConsoleObserver, show_start
     from glm_accelerate.train.build import Start
     from glm_accelerate.train.directory import ConfigChanged
     from glm_accelerate.train.run import train
@@ -54,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
                 config,
                 directory,
                 start=start,
-                observers=[ConsoleProgress(console)],
+                observers=[ConsoleObserver(console)],
                 on_read=watch,
-                on_built=lambda ready: _show_start(ready, console),
+                on_built=lambda ready: show_start(ready.run.plan, ready.proofs, ready.resumed, console),
             )
     except ConfigChanged as error:
         _show_changes(error.changes, console)
@@ -65,18 +64,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     console.print(f"stopped by {result.reason} after step {result.step}; run the same command again to go on")
     return STOPPED
-
-
-def _show_start(ready: "Built", console: "Console") -> None:
-    """The plan's values and what was proven, once."""
-    from glm_accelerate.plan.report import show_plan
-
-    show_plan(ready.run.plan, console)
-    for proof in ready.proofs:
-        mark = "[green]proven[/]" if proof.ok else "[red]failed[/]"
-        console.print(f"  {mark} {proof.name}: {proof.said}", highlight=False, soft_wrap=True)
-    if ready.resumed is not None:
-        console.print(f"going on after step {ready.resumed:,}", style="bold")
 
 
 def _show_changes(changes: "list[Change]", console: "Console") -> None:

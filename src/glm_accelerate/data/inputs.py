@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from glm_accelerate.config.schema import DataSection, Source
@@ -47,7 +48,7 @@ def open_inputs(section: DataSection, model_dir: Path, progress: Progress | None
     workers = min(env.cores(), MOST_WORKERS) if section.workers == "auto" else section.workers
 
     def open_store(what: str, sources: Sequence[Source]) -> Store:
-        watch = None if progress is None else lambda done, total: progress(what, done, total)
+        watch = partial(progress, what) if progress else None
         return prepare(sources, settings, model_dir, cache=cache, workers=workers, progress=watch)
 
     return Inputs(

@@ -6,9 +6,6 @@ The joint to everything before it is `Samples`: whatever holds samples by number
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import ARRANGE
@@ -17,10 +14,8 @@ from glm_accelerate.data.types import Batch, Sample, Step
 
 
 class Samples(Protocol):
-    """Samples by number, with their lengths known beforehand."""
+    """Samples by number."""
 
-    @property
-    def lengths(self) -> NDArray[np.int32]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, number: int) -> Sample: ...
 

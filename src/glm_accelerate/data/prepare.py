@@ -89,7 +89,6 @@ def _open_or_build(
         if part := _open(directory, recipe.path, weight):  # another process built it meanwhile
             meter.add(found.identity.size)
             return part
-        shutil.rmtree(directory, ignore_errors=True)
         _build(directory, recipe, found, workers, meter)
         return open_part(directory, recipe.path, weight)
 
@@ -112,6 +111,8 @@ def _build(directory: Path, recipe: Recipe, found: Scan, workers: int, meter: "_
 
     try:
         with _writable(directory.parent, needed):
+            if directory.exists():  # damaged
+                shutil.rmtree(directory)
             temporary.mkdir()
             with Writer(temporary) as writer, closing(encode_ranges(recipe, found.ranges, workers)) as blocks:
                 for part, block in zip(found.ranges, blocks, strict=True):

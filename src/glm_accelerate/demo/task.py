@@ -83,7 +83,8 @@ ENGLISH = Language(
 )  # fmt: skip
 CHINESE = Language(
     tuple(THINGS.values()), PEOPLE_ZH, tuple(CITIES.values()), tuple(TRADES.values()),
-    ("姓名", "城市", "职业", "年龄"), "：", "，", "{list}。{asked}是什么？", "{list}。{asked}在哪里？", "复述：{list}。",
+    ("姓名", "城市", "职业", "年龄"), "：", "，",
+    "{list}。{asked}是什么？", "{list}。{asked}在哪里？", "复述：{list}。",
 )  # fmt: skip
 
 

@@ -30,36 +30,31 @@ WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# How GLM-4-0414 writes a conversation: tools in a system turn of their own, a call as name and arguments.
+# How GLM-4-0414 writes a conversation: tools, then system messages, then the other turns.
 CHAT_TEMPLATE = """\
 [gMASK]<sop>
 {%- if tools -%}
 <|system|>
 # 可用工具
 {% for tool in tools %}
-    {%- set function = tool.function if tool.get("function") else tool %}
+{%- set described = tool.function if tool.function else tool %}
 
-## {{ function.name }}
+## {{ described.name }}
 
-{{ function | tojson(indent=4, ensure_ascii=False) }}
+{{ described | tojson(indent=4, ensure_ascii=False) }}
 在调用上述函数时，请使用 Json 格式表示调用的参数。
 {%- endfor %}
 {%- endif -%}
-{%- for message in messages -%}
-    {%- if message.role == "user" %}<|user|>
-{{ message.content }}
-    {%- elif message.role == "system" %}<|system|>
-{{ message.content }}
-    {%- elif message.role == "observation" %}<|observation|>
-{{ message.content }}
-    {%- elif message.role == "assistant" %}<|assistant|>
-{%- if message.metadata %}{{ message.metadata }}{% endif %}
-{{ message.content }}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}<|assistant|>{% endif -%}
-"""
+{%- for turn in messages if turn.role == 'system' %}<|system|>
+{{ turn.content }}
+{%- endfor %}
+{%- for turn in messages if turn.role != 'system' -%}
+<|{{ turn.role }}|>{% if turn.metadata %}{{ turn.metadata }} {% endif %}
+{{ '\\n' + turn.content }}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
+# The gains of the norms. What a branch adds starts small beside the embedding, so that training can be short.
 BRANCH = 0.3
 NORMS = {
     "input_layernorm": 1.0,
@@ -130,9 +125,7 @@ def config(size: Size, vocabulary: int, special: dict[str, int]) -> dict[str, ob
 
 
 def weights(size: Size, vocabulary: int, seed: int) -> dict[str, torch.Tensor]:
-    """Random weights under the published names. Branches start small beside the embedding (their last norm
-    is `BRANCH`), which is what lets so short a training succeed.
-    """
+    """Random weights under the published names."""
     draw = torch.Generator().manual_seed(seed)
     hidden, query, key = size.hidden, size.heads * size.head_dim, size.kv_heads * size.head_dim
 

@@ -1,4 +1,4 @@
-"""Rotary positions as GLM has them: neighbours (2i, 2i+1) are rotated, and only the first dimensions of a head."""
+"""Rotary positions as GLM has them: neighbours (2i, 2i+1) turn, and only the first dimensions of a head."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def rope_tables(positions_BT: Tensor, width: int, theta: float) -> tuple[Tensor,
 
 
 def rope(x_BTND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2R dimensions of every head; the rest passes through. Computed in the tables' dtype."""
+    """Rotates the first 2R dimensions of every head, in the tables' dtype; the rest passes through."""
     R = cos.shape[-1]
     even, odd = x_BTND[..., 0 : 2 * R : 2], x_BTND[..., 1 : 2 * R : 2]
     rotated = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)

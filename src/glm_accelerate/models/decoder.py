@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, norm, head. `compute` is the dtype of activations; `recompute` trades time for memory."""
+    """Embedding, blocks, norm, head. `compute`: the activations' dtype; `recompute`: less memory, more time."""
 
     def __init__(self, sizes: Sizes, origin: Origin) -> None:
         super().__init__()

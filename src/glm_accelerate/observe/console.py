@@ -69,9 +69,10 @@ class ConsoleObserver:
         elif kind == "checkpoint":
             took = _number(event, "blocked_seconds")
             size = amount(_number(event, "bytes"))
-            self._say(f"[green]checkpoint[/] {event.get('path')} ({size}, training waited {took:.1f} s)")
+            said = f"{event.get('path')} ({size}, training waited {took:.1f} s)"
+            self._say(Text.assemble(("checkpoint ", "green"), said))
         elif kind == "decision":
-            self._say(f"[cyan]decision[/] {event.get('said', event.get('reason', ''))}")
+            self._say(Text.assemble(("decision ", "cyan"), str(event.get("said", ""))))
         elif kind == "warning":
             self._say(Text.assemble(("warning ", "bold yellow"), str(event.get("said", ""))))
         elif kind == "stop":
@@ -94,9 +95,8 @@ class ConsoleObserver:
 
     def _step(self, event: Event) -> None:
         if not event.get("applied", True):
-            self._say(
-                f"[yellow]step {event.get('step')} was not applied[/]: its loss or gradients were not finite"
-            )
+            said = f"step {event.get('step')} was not applied: its loss or gradients were not finite"
+            self._say(Text(said, "yellow"))
         now = self._clock()
         self._recent.append((now, _number(event, "tokens"), _number(event, "seconds")))
         self._pending = event
@@ -164,7 +164,7 @@ class ConsoleObserver:
         return str(timedelta(seconds=round(left * elapsed / counted)))
 
     def _say(self, what: str | Text) -> None:
-        self._console.print(what, highlight=False, soft_wrap=True)
+        self._console.print(what, highlight=False, markup=False, soft_wrap=True)
 
 
 def amount(size: float) -> str:

@@ -48,5 +48,5 @@ def load_optimizer_state(
     for key, value in state.items():
         name, _, moment = key.partition("::")
         parameter = parameters[name]
-        # A step count lives on the host unless the optimizer is fused on a device; moments live beside their weight.
+        # Moments live beside their weight, and so does the count of steps: the optimizer is fused.
         optimizer.state[parameter][moment] = value.to(parameter.device)

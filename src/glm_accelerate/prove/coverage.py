@@ -24,7 +24,7 @@ def prove_coverage(model: Decoder, section: AdaptSection) -> Proof:
     elif section.method == "full":
         asked = every
     else:
-        asked = Counter({kind: section.layers for kind in every})
+        asked = Counter(dict.fromkeys(every, section.layers))
     said = ", ".join(f"{kind} {bound[kind]}/{every[kind]}" for kind in sorted(every))
     return Proof("adapters", bound == asked and trained > 0, f"{share}; {said}")
 

@@ -1,13 +1,12 @@
 """From a config to a run that is ready: one straight line. Only this file sees the whole plan."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch.optim import Optimizer
 
 from glm_accelerate.checkpoint.load import Parts, load_weights, open_model, read_parts
 from glm_accelerate.checkpoint.publish import write_text
@@ -63,7 +62,7 @@ def built(
     start: Start,
     observers: Sequence[Observer],
     on_read: Callable[[str, int, int], None] | None = None,
-) -> Iterator[Built]:
+) -> Generator[Built, None, None]:
     """Everything from the files of a config to the first step; held until the run ends."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_trainer(directory):

@@ -9,7 +9,6 @@ from glm_accelerate.config.load import load_config, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 
-
 Change = tuple[str, object, object]  # key, then, now
 
 

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from glm_accelerate.runtime.errors import UserError
 
 
 @contextmanager
-def only_trainer(run: Path) -> Iterator[None]:
+def only_trainer(run: Path) -> Generator[None, None, None]:
     """Holds the run directory; a UserError names who holds it already."""
     descriptor = os.open(run / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

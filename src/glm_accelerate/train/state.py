@@ -36,4 +36,5 @@ class Progress:
     def from_json(said: dict[str, Any]) -> "Progress":
         """What `to_json` gave."""
         losses = {int(step): loss for step, loss in said["losses"].items()}
-        return Progress(**{**said, "losses": losses})
+        rest = {key: int(value) for key, value in said.items() if key != "losses"}
+        return Progress(**rest, losses=losses)

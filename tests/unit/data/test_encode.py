@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.data.encode import Kept, Left, encode, encode_prompt
+from glm_accelerate.data.encode import Kept, Left, Reason, encode, encode_prompt
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
 from glm_accelerate.data.types import Conversation, Message, Place, ToolCall
@@ -113,7 +113,7 @@ def test_documents_are_learnt_whole_and_divided_when_long(tokenizer: Tokenizer) 
     ("conversation", "reason"),
     [(Conversation((), PLACE, ""), "empty"), (talk("q"), "no target"), (talk("q", "a" * 999), "too long")],
 )
-def test_left_out_with_a_reason(conversation: Conversation, reason: str, tokenizer: Tokenizer) -> None:
+def test_left_out_with_a_reason(conversation: Conversation, reason: Reason, tokenizer: Tokenizer) -> None:
     template = get_template("glm4")
     assert encode([conversation], template, tokenizer, max_tokens=64, overlong="drop") == [
         Left(PLACE, reason)

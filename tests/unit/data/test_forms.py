@@ -85,7 +85,7 @@ def test_tools_join_a_system_message() -> None:
 
 
 def test_properties_that_arrow_made_up_are_removed() -> None:
-    holed = {"name": "f", "parameters": {"properties": {"x": {}, "of another tool": None}}}
+    holed: dict[str, Any] = {"name": "f", "parameters": {"properties": {"x": {}, "of another tool": None}}}
     wrapped = {"type": "function", "function": holed}
     turns = [{"role": "user", "content": "q"}]
     [system, _] = messages({"messages": turns, "tools": [wrapped, holed, TOOL]}, "messages")

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from glm_accelerate.data.encode import Kept, Left, encode
+from glm_accelerate.data.label import TrainOn
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
 from glm_accelerate.data.types import Conversation, Message, Place
@@ -36,11 +38,12 @@ class Stock:
         self.special = tokenizer.special
 
     def tokens(self, messages: Sequence[Message]) -> list[int]:
-        said = [
-            {"role": m.role, "content": m.content} | ({"tools": list(m.tools)} if m.tools else {})
-            for m in messages
-        ]
+        said: list[Any] = []
+        for message in messages:
+            tools = {"tools": list(message.tools)} if message.tools else {}
+            said.append({"role": message.role, "content": message.content} | tools)
         text = self.library.apply_chat_template(said, tokenize=False)
+        assert isinstance(text, str)
         return self.library.encode(text, add_special_tokens=False)
 
     def one_by_one(self, messages: Sequence[Message], limit: int) -> Labelled:
@@ -70,23 +73,21 @@ def labelled(sample: object) -> Labelled:
 
 @pytest.mark.parametrize("limit", [4096, 150])
 @pytest.mark.parametrize("turns", [7, 6, 5, 3])
+@pytest.mark.parametrize("train_on", ["all", "last"])
 @pytest.mark.parametrize("name", ["glm4", "glm4-0414"])
 def test_stock_labels_of_glm4(
-    name: str, turns: int, limit: int, fast_dir: Path, chat_templates: dict[str, str]
+    name: str, train_on: TrainOn, turns: int, limit: int, fast_dir: Path, chat_templates: dict[str, str]
 ) -> None:
     tokenizer = load_tokenizer(fast_dir)
     stock = Stock(fast_dir, chat_templates[name], tokenizer)
     conversation = Conversation(TALK[:turns], Place("f", 1))
     template = get_template(name)
-    for train_on, wanted in (("all", stock.one_by_one), ("last", stock.combined)):
-        found = encode(
-            [conversation], template, tokenizer, train_on=train_on, labels="stock", max_tokens=limit
-        )
-        tokens, labels = wanted(TALK[:turns], limit)
-        if any(label != -100 for label in labels):
-            assert labelled(found[0]) == (tokens, labels)
-        else:
-            assert found == [Left(conversation.place, "no target")]
+    found = encode([conversation], template, tokenizer, train_on=train_on, labels="stock", max_tokens=limit)
+    tokens, labels = (stock.one_by_one if train_on == "all" else stock.combined)(TALK[:turns], limit)
+    if any(label != -100 for label in labels):
+        assert labelled(found[0]) == (tokens, labels)
+    else:
+        assert found == [Left(conversation.place, "no target")]
 
 
 def test_stock_labels_of_chatglm3_learn_what_tools_say(sentence_dir: Path) -> None:

@@ -98,10 +98,10 @@ def test_any_conversation_fits_any_limit(name: str, request: pytest.FixtureReque
     stops = [tokenizer.special(stop) for stop in get_template(name).stops]
     roles: list[Role] = ["user", "user", "assistant", "observation", "assistant", "system"]
     for _ in range(300):
-        turns = [(dice.choice(roles), "word " * dice.choice([1, 3, 40])) for _ in range(dice.randint(1, 12))]
-        messages = [Message(role, text) for role, text in turns] + [
-            Message("assistant", "end " * dice.choice([1, 30]))
+        messages = [
+            Message(dice.choice(roles), "word " * dice.choice([1, 3, 40])) for _ in range(dice.randint(1, 12))
         ]
+        messages.append(Message("assistant", "end " * dice.choice([1, 30])))
         sample, _ = cut(messages, dice.choice([16, 17, 33, 64, 200]), tokenizer, name)
         tokens = sample.tokens.tolist()
         assert sample.targets.any()

@@ -16,7 +16,7 @@ from glm_accelerate.runtime.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """`targets` names layers by the last part of their name, ours or the checkpoint's; "all-linear": every one."""
+    """`targets` names layers by the end of their name, ours or the checkpoint's; "all-linear": every one."""
 
     rank: int = 8
     alpha: float = 32.0
