@@ -17,7 +17,7 @@ from glm_accelerate.models.families import FAMILIES
 
 torch.set_num_threads(2)
 
-# Odd on purpose: 6 query heads on 2, head_dim that is not hidden / heads, a vocabulary that divides by nothing.
+# Odd on purpose: 6 query heads on 2, head_dim that is not hidden / heads, an odd vocabulary.
 SIZES = {
     "vocab_size": 131,
     "hidden_size": 60,

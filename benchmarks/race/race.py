@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.race.figures import Pair, rows
 from benchmarks.race.job import Job, Method, Result, Side, read_result, write_json
-from benchmarks.race.report import ROOT, Heat, as_json, markdown, origin
+from benchmarks.race.report import ROOT, Heat, Origin, as_json, markdown, origin, table
 
 SIDES: tuple[Side, Side] = ("stock", "ours")
 
@@ -101,18 +101,33 @@ def heat(setting: Setting, method: Method, batch: int, model: Path, work: Path) 
     return Heat(method, batch, before, tuple(pairs), tuple(rows(pairs, setting.warmup, weights)))
 
 
-def race(setting: Setting, work: Path) -> tuple[list[Heat], int]:
-    """Every heat of the race, and how many parameters the model has."""
+def model_for(setting: Setting, work: Path) -> tuple[Path, int]:
+    """The directory of the model, made if it is not there, and how many parameters it has."""
     model = work / f"model-{setting.vocab}{'-tiny' if setting.tiny else ''}"
     if not (model / "made.json").exists():
         tiny = ("--tiny",) if setting.tiny else ()
         words = ("--data", setting.train, "--out", model, "--vocab", setting.vocab, *tiny)
         run("prepare_model", *words, threads=setting.threads)
-    parameters = int(json.loads((model / "made.json").read_text())["parameters"])
-    heats = [
-        heat(setting, method, batch, model, work) for method in setting.methods for batch in setting.batches
-    ]
-    return heats, parameters
+    return model, int(json.loads((model / "made.json").read_text())["parameters"])
+
+
+def race(setting: Setting, work: Path, out: Path, source: Origin) -> None:
+    """Every heat of the race. The report is written after each, so a failure later loses nothing."""
+    model, parameters = model_for(setting, work)
+    heats: list[Heat] = []
+    for method in setting.methods:
+        for batch in setting.batches:
+            heats.append(heat(setting, method, batch, model, work))
+            versions = {**source.versions, **heats[0].pairs[0].stock.versions}
+            full = replace(source, versions=versions)
+            text = markdown(
+                full, heats, parameters=parameters, warmup=setting.warmup, max_tokens=setting.max_tokens
+            )
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.with_name(out.name + ".md").write_text(text)
+            out.with_name(out.name + ".json").write_text(json.dumps(as_json(full, heats), indent=1) + "\n")
+            say(table(heats[-1].rows))
+    say(f"written: {out}.md and .json")
 
 
 def say(line: str) -> None:
@@ -162,22 +177,13 @@ def parse(words: Sequence[str]) -> tuple[Setting, Path | None, Path | None]:
 def main(words: Sequence[str]) -> None:
     setting, work, out = parse(words)
     source = origin(["python", "-m", "benchmarks.race.race", *words], {})
+    out = out or ROOT / "benchmarks" / "results" / f"race-{source.date[:10]}-{setting.vocab}"
     with ExitStack() as stack:
         if work is None:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="race-")))
         work = work.resolve()
         work.mkdir(parents=True, exist_ok=True)
-        heats, parameters = race(setting, work)
-    source = replace(source, versions={**source.versions, **heats[0].pairs[0].stock.versions})
-    text = markdown(
-        source, heats, parameters=parameters, warmup=setting.warmup, max_tokens=setting.max_tokens
-    )
-    stem = out or ROOT / "benchmarks" / "results" / f"race-{source.date[:10]}-{setting.vocab}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_name(stem.name + ".md").write_text(text)
-    stem.with_name(stem.name + ".json").write_text(json.dumps(as_json(source, heats), indent=1) + "\n")
-    say(text)
-    say(f"written: {stem}.md and .json")
+        race(setting, work, out, source)
 
 
 if __name__ == "__main__":

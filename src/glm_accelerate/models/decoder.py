@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, norm, head. `compute`: the activations' dtype; `recompute`: less memory, more time."""
+    """Embedding, blocks, norm, head. `compute`: dtype of activations; `recompute`: less memory, more time."""
 
     def __init__(self, sizes: Sizes, origin: Origin) -> None:
         super().__init__()

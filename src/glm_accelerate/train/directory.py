@@ -46,7 +46,7 @@ def differences(then: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def choose_start(run: Path, resume: str) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from (None: from nothing), and warnings. `resume`: auto, never, a step, a path."""
+    """The checkpoint to go on from (or None), and warnings. `resume`: auto, never, a step or a path."""
     sweep(run / "checkpoints")
     if resume == "never":
         moved = abandon_after(run, -1)

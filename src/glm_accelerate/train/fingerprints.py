@@ -36,7 +36,7 @@ def fingerprints(config: RunConfig, model_dir: Path, inputs: Inputs) -> dict[str
 
 
 def check(then: dict[str, str], now: dict[str, str], where: object) -> list[str]:
-    """Raises where a resume would be meaningless; returns warnings where it is only no longer bit-identical."""
+    """Raises where a resume would be meaningless; warns where it is only no longer bit-identical."""
     for name, cure in CURES.items():
         if then.get(name) != now[name]:
             raise UserError(f"the {name} is not what this checkpoint was made with", where=where, cure=cure)

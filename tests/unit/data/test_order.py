@@ -1,7 +1,7 @@
 """The order of samples is a function: nothing is lost, nothing depends on where a run was interrupted."""
 
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def test_steps_of_tokens() -> None:
         assert sorted(np.concatenate(steps)) == list(range(37))
         sizes = [int(by_tokens.lengths[step].sum()) for step in steps]
         assert all(size <= 60 for size in sizes)
-        for step, following in zip(steps, steps[1:], strict=False):  # no step could have taken one more
+        for step, following in pairwise(steps):  # no step could have taken one more
             assert by_tokens.lengths[step].sum() + by_tokens.lengths[following[0]] > 60
     assert by_tokens.steps_in(3) == sum(len(by_tokens.epoch(epoch)) for epoch in range(3))
 

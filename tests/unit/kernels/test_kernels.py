@@ -1,4 +1,4 @@
-"""Each operator against float64 by the house rule: its error is at most twice plain PyTorch's, plus one ulp."""
+"""Each operator against float64 by the house rule: at most twice plain PyTorch's error, plus one ulp."""
 
 import itertools
 from collections.abc import Callable

@@ -169,7 +169,7 @@ def test_export_round_trip(family: str, make_model: Callable[..., Path], tmp_pat
         report(family, "exported as it came, read back", apart(back(batch), ours(batch)), 0.0)
 
 
-@pytest.mark.parametrize("family", ("glm", "glm4"))
+@pytest.mark.parametrize("family", ["glm", "glm4"])
 def test_lora_both_ways(family: str, make_model: Callable[..., Path], tmp_path: Path) -> None:
     directory = make_model(family)
     reference = theirs(directory, tmp_path, family, torch.float32)
