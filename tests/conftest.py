@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
 
 # Odd on purpose: 6 query heads on 2, head_dim that is not hidden / heads, an odd vocabulary.
 SIZES = {
@@ -92,3 +93,48 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return make
+
+
+ANSWERS = {
+    "red": "rot",
+    "green": "gruen",
+    "blue": "blau",
+    "white": "weiss",
+    "black": "schwarz",
+    "sky": "天空",
+}
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path) -> dict[str, object]:
+    """A config, as data, for a run of seconds: a tiny GLM-4-0414 with its tokenizer, and 22 conversations."""
+    words = [*ANSWERS, *ANSWERS.values(), *["Say", "in", "German", "and", "the", "words"]]
+    model = write_tiny(
+        tmp_path / "model", words, size=Size(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48)
+    )
+    lines = []
+    for number in range(22):
+        picked = [list(ANSWERS)[(number * 5 + i * i) % 6] for i in range(1 + number % 7)]
+        question = f"Say in German: {' and '.join(picked)}"
+        answer = " ".join(ANSWERS[word] for word in picked)
+        lines.append(
+            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        )
+    for name, part in (("train", lines), ("dev", lines[3:7])):
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in part)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return {
+        "model": {"path": str(model), "dtype": "float32"},
+        "adapt": {"method": "lora", "rank": 4, "dropout": 0.1},
+        "data": {
+            "train": str(tmp_path / "train.jsonl"),
+            "dev": str(tmp_path / "dev.jsonl"),
+            "max_tokens": 128,
+            "workers": 1,
+            "cache": str(tmp_path / "cache"),
+        },
+        "train": {"steps": 14, "step_samples": 4},
+        "optim": {"learning_rate": 1e-2},
+        "evaluate": {"metrics": ["loss", "exact_match"], "max_new_tokens": 8},
+        "checkpoint": {"every": 3},
+    }

@@ -11,7 +11,6 @@ from pathlib import Path
 from benchmarks.race.job import Job, read_job
 from benchmarks.race.ours import config_of
 from benchmarks.race.samples import Tokens, write_samples
-
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.order import even_choice
@@ -23,9 +22,7 @@ def in_order(job: Job, config: RunConfig, inputs: Inputs) -> list[int]:
     """Sample numbers of all steps, one after the other."""
     numbers: list[int] = []
     for number, _, drawn in order_of(inputs, config, job.batch).steps_from(0):
-        if (
-            number > job.steps or len(drawn) < job.batch
-        ):  # an epoch's last may be smaller: stock has none
+        if number > job.steps or len(drawn) < job.batch:  # an epoch's last may be smaller: stock has none
             break
         numbers += drawn.tolist()
     if len(numbers) < job.steps * job.batch:

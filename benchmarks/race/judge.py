@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.race.samples import Tokens, read_samples
 from peft import PeftModel
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
+
+from benchmarks.race.samples import Tokens, read_samples
 
 
 def open_export(model: Path, export: Path) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, read_job, write_json
 from benchmarks.race.samples import read_samples
-
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pack import ARRANGE
 from glm_accelerate.models.adapt.files import save_adapter

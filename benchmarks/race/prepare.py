@@ -239,6 +239,7 @@ def main() -> None:
     import datasets
     import tokenizers
     import transformers
+
     from benchmarks.race.prepare_model import WORDS, train_tokenizer
 
     versions = {module.__name__: module.__version__ for module in (datasets, tokenizers, transformers)}

@@ -58,7 +58,7 @@ def origin(command: Sequence[str], versions: dict[str, str]) -> Origin:
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         machine=machine(),
         load=os.getloadavg()[0],
-        command=" ".join(command),
+        command=" ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
         commit=commit(),
         versions={"python": platform.python_version(), **versions},
     )
@@ -112,10 +112,11 @@ def markdown(source: Origin, heats: Sequence[Heat], *, parameters: int, warmup: 
         tokens = sum(heat.pairs[0].ours.tokens)
         of = f"{len(heat.pairs)} runs a side, {steps} steps, {steps * heat.batch} samples, {tokens:,} tokens"
         end = heat.rows[-1]
+        fell = f"{heat.loss_before - end.stock:.4f} and {heat.loss_before - end.ours:.4f}"
         parts += [
             f"\n## {heat.method}, batch {heat.batch}\n",
             f"{of}. Held-out loss before training: {heat.loss_before:.4f}; after: stock {end.stock:.4f},",
-            f"ours {end.ours:.4f} ({100 * (end.ratio - 1):+.2f} %).\n",
+            f"ours {end.ours:.4f} ({100 * (end.ratio - 1):+.2f} %): it fell by {fell}.\n",
             table(heat.rows),
         ]
     return "\n".join(parts) + "\n"

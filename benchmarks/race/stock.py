@@ -15,8 +15,6 @@ from typing import Any
 import peft
 import torch
 import transformers
-from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, read_job, write_json
-from benchmarks.race.samples import Tokens, read_samples
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +24,9 @@ from transformers import (
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
+
+from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, read_job, write_json
+from benchmarks.race.samples import Tokens, read_samples
 
 
 class Clock(TrainerCallback):

@@ -2,17 +2,20 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from glm_accelerate.checkpoint.find import FOLDER
 from glm_accelerate.checkpoint.format import OPTIMIZER, STATE, WEIGHTS, File, Manifest, digest, write_manifest
 from glm_accelerate.checkpoint.publish import publishing, write_text
+from glm_accelerate.runtime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,16 @@ class Saved:
     path: Path
     bytes: int
     seconds: float
+
+
+@contextmanager
+def _writable(target: Path) -> Generator[None, None, None]:
+    """Names what could not be written; what was published before is untouched."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        cure = "free space there and run the same command again: the checkpoints before it are whole"
+        raise UserError(f"cannot be written: {error}", where=target, cure=cure) from error
 
 
 def save(
@@ -38,7 +51,7 @@ def save(
     """Publish `checkpoints/checkpoint-<step>` and point `latest` at it."""
     began = time.perf_counter()
     target = run / FOLDER / f"checkpoint-{step}"
-    with publishing(target) as directory:
+    with _writable(target), publishing(target) as directory:
         for name, tensors in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
             save_file(
                 {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, directory / name

@@ -1,7 +1,6 @@
 """From data files to a Store: tokenized in parallel, once, and cached under the name of the content.
 
 file -scan-> digest, ranges -workers-> blocks in file order -Writer-> <cache>/<key>/ -open_part-> Store
-
 One directory a source file, so adding a file rebuilds none of the others. Two processes that want the
 same one take turns (where the file system has no locks both build, and the first rename stands).
 """

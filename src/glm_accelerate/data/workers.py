@@ -57,7 +57,7 @@ class _Worker:
         start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"{start}; serve({theirs.fileno()})"],
+                [sys.executable, "-P", "-c", f"{start}; serve({theirs.fileno()})"],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the parent, which then closes its workers

@@ -44,10 +44,10 @@ ONES = (
 )  # fmt: skip
 TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 DIGITS_ZH = "零一二三四五六七八九"
-WORDS = "Translate into Chinese the Write in words digits name city work age What is Where Read back hundred"
+PETS = {"cat": "猫", "dog": "狗", "fish": "鱼", "bird": "鸟", "horse": "马"}
+WORDS = "Translate into Chinese the Write in words digits name city work pet Look up Read back hundred"
 WORDS_ZH = (
-    "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "年龄", "是什么", "在哪里", "复述",
-    "：", "，", "。", "？",
+    "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "宠物", "查找", "复述", "：", "、",
 )  # fmt: skip
 
 
@@ -63,28 +63,27 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The words and the punctuation that records, registers and lists are written with."""
+    """The words and the marks that records, registers and lists are written with."""
 
-    things: tuple[str, ...]
+    words: tuple[str, ...]
     people: tuple[str, ...]
     cities: tuple[str, ...]
     trades: tuple[str, ...]
-    fields: tuple[str, str, str, str]  # name, city, work, age
-    colon: str
+    pets: tuple[str, ...]
+    fields: tuple[str, str, str, str]  # name, city, work, pet
+    equals: str
     comma: str
-    what: str
-    where: str
+    look_up: str
     read_back: str
 
 
 ENGLISH = Language(
-    tuple(THINGS), PEOPLE, tuple(CITIES), tuple(TRADES), ("name", "city", "work", "age"),
-    ": ", ", ", "{list}. What is the {asked}?", "{list}. Where is {asked}?", "Read back: {list}.",
+    tuple(QUALITIES | THINGS), PEOPLE, tuple(CITIES), tuple(TRADES), tuple(PETS),
+    ("name", "city", "work", "pet"), "=", " ", "Look up:", "Read back:",
 )  # fmt: skip
 CHINESE = Language(
-    tuple(THINGS.values()), PEOPLE_ZH, tuple(CITIES.values()), tuple(TRADES.values()),
-    ("姓名", "城市", "职业", "年龄"), "：", "，",
-    "{list}。{asked}是什么？", "{list}。{asked}在哪里？", "复述：{list}。",
+    tuple((QUALITIES | THINGS).values()), PEOPLE_ZH, tuple(CITIES.values()), tuple(TRADES.values()),
+    tuple(PETS.values()), ("姓名", "城市", "职业", "宠物"), "：", "、", "查找：", "复述：",
 )  # fmt: skip
 
 
@@ -103,7 +102,7 @@ def in_english(number: int) -> str:
 
 def by_digit(number: int) -> str:
     """A number digit by digit in Chinese, as telephone numbers are read out."""
-    return "".join(DIGITS_ZH[int(digit)] for digit in str(number))
+    return CHINESE.comma.join(DIGITS_ZH[int(digit)] for digit in str(number))
 
 
 def translate(draw: random.Random) -> Example:
@@ -111,8 +110,8 @@ def translate(draw: random.Random) -> Example:
     quality, thing = draw.choice(tuple(QUALITIES)), draw.choice(tuple(THINGS))
     english, chinese = f"the {quality} {thing}", QUALITIES[quality] + THINGS[thing]
     if draw.random() < 0.5:
-        return Example("translate", english, f"Translate into Chinese: {english}", chinese)
-    return Example("translate", english, f"翻译成英文：{chinese}", english)
+        return Example("translate", english, f"Translate into Chinese:\n{english}", chinese)
+    return Example("translate", english, f"翻译成英文：\n{chinese}", english)
 
 
 def number(draw: random.Random) -> Example:
@@ -121,47 +120,56 @@ def number(draw: random.Random) -> Example:
     digits, words, chinese = str(value), in_english(value), by_digit(value)
     question, answer = draw.choice(
         (
-            (f"Write in words: {digits}", words),
-            (f"Write in digits: {words}", digits),
-            (f"逐位读出：{digits}", chinese),
-            (f"用数字写：{chinese}", digits),
+            (f"Write in words:\n{digits}", words),
+            (f"Write in digits:\n{words}", digits),
+            (f"逐位读出：\n{digits}", chinese),
+            (f"用数字写：\n{chinese}", digits),
         )
     )
     return Example("number", digits, question, answer)
 
 
 def record(draw: random.Random) -> Example:
-    """One person's particulars, in any order; which of them is asked for?"""
+    """One person's particulars, in any order; some are asked for."""
     words = draw.choice((ENGLISH, CHINESE))
-    values = (draw.choice(words.people), draw.choice(words.cities), draw.choice(words.trades))
-    fields = [*zip(words.fields, (*values, str(draw.randrange(20, 80))), strict=True)]
-    draw.shuffle(fields)
-    asked, answer = draw.choice(fields)
-    said = words.comma.join(f"{name}{words.colon}{value}" for name, value in fields)
-    return Example("record", said, words.what.format(list=said, asked=asked), f"{asked}{words.colon}{answer}")
+    kinds = (words.people, words.cities, words.trades, words.pets)
+    lines = [
+        f"{field}{words.equals}{draw.choice(kind)}" for field, kind in zip(words.fields, kinds, strict=True)
+    ]
+    return _look_up("record", draw, lines, words)
 
 
 def register(draw: random.Random) -> Example:
-    """Where each of several people is; one is asked for."""
+    """Where each of several people is; some are asked for."""
     words = draw.choice((ENGLISH, CHINESE))
     people = draw.sample(words.people, k=_tail(draw, 2, len(words.people)))
-    places = [(person, draw.choice(words.cities)) for person in people]
-    asked, answer = draw.choice(places)
-    said = words.comma.join(f"{person}{words.colon}{city}" for person, city in places)
-    return Example(
-        "register", said, words.where.format(list=said, asked=asked), f"{asked}{words.colon}{answer}"
-    )
+    lines = [f"{person}{words.equals}{draw.choice(words.cities)}" for person in people]
+    return _look_up("register", draw, lines, words)
 
 
 def read_back(draw: random.Random) -> Example:
     """A list, to be said again."""
     words = draw.choice((ENGLISH, CHINESE))
-    items = (*words.things, *words.people, *words.cities, *words.trades)
-    said = words.comma.join(draw.sample(items, k=_tail(draw, 2, len(items))))
-    return Example("read back", said, words.read_back.format(list=said), said)
+    said = words.comma.join(draw.sample(words.words, k=_tail(draw, 2, len(words.words))))
+    return Example("read back", said, f"{words.read_back}\n{said}", said)
 
 
-LESSONS: tuple[Callable[[random.Random], Example], ...] = (translate, number, record, register, read_back)
+def _look_up(lesson: str, draw: random.Random, lines: list[str], words: Language) -> Example:
+    """The answer is the lines that begin with what is asked for, in the order of the question."""
+    draw.shuffle(lines)
+    answer = draw.sample(lines, k=draw.randint(1, min(3, len(lines))))
+    said = "\n".join(lines)
+    asked = "\n".join(line.split(words.equals)[0] for line in answer)
+    return Example(lesson, said, f"{said}\n{words.look_up}\n{asked}", "\n".join(answer))
+
+
+LESSONS: dict[str, Callable[[random.Random], Example]] = {
+    "translate": translate,
+    "number": number,
+    "record": record,
+    "register": register,
+    "read back": read_back,
+}
 
 
 def _tail(draw: random.Random, low: int, high: int) -> int:
@@ -177,9 +185,10 @@ def is_held_out(combination: str) -> bool:
 def examples(count: int, *, seed: int, held_out: bool) -> list[Example]:
     """So many examples, the lessons in equal parts; the same seed gives the same ones."""
     draw = random.Random(seed)
+    lessons = tuple(LESSONS.values())
     made: list[Example] = []
     while len(made) < count:
-        example = LESSONS[len(made) % len(LESSONS)](draw)
+        example = lessons[len(made) % len(lessons)](draw)
         if is_held_out(example.combination) == held_out:
             made.append(example)
     draw.shuffle(made)
@@ -187,10 +196,16 @@ def examples(count: int, *, seed: int, held_out: bool) -> list[Example]:
 
 
 def vocabulary() -> list[str]:
-    """Every word of the lessons, as the tokenizer meets it: English ones with and without a space before."""
+    """Every word of the lessons, as the tokenizer meets it: with the space or mark before it."""
     english = [*WORDS.split(), *QUALITIES, *THINGS, *CITIES, *TRADES, *PEOPLE, *ONES, *TENS[2:]]
     chinese = [*WORDS_ZH, *QUALITIES.values(), *THINGS.values(), *CITIES.values(), *TRADES.values()]
-    return [*english, *(f" {word}" for word in english), *chinese, *PEOPLE_ZH, *DIGITS_ZH]
+    marked = [
+        f"{words.equals}{value}"
+        for words in (ENGLISH, CHINESE)
+        for value in (*words.people, *words.cities, *words.trades, *words.pets)
+    ]
+    listed = [f"{CHINESE.comma}{word}" for word in (*CHINESE.words, *DIGITS_ZH)]
+    return [*english, *(f" {word}" for word in english), *chinese, *PEOPLE_ZH, *DIGITS_ZH, *marked, *listed]
 
 
 def write_examples(path: Path, made: Sequence[Example]) -> None:

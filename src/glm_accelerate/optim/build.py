@@ -1,15 +1,17 @@
 """The optimizer of a run. Matrices decay, norms and biases never do."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim import Adafactor, AdamW, Optimizer
 
-from glm_accelerate.config.schema import OptimSection
+if TYPE_CHECKING:
+    from glm_accelerate.config.schema import OptimSection
 
 
-def build_optimizer(named: Iterable[tuple[str, Tensor]], section: OptimSection) -> Optimizer:
+def build_optimizer(named: Iterable[tuple[str, Tensor]], section: "OptimSection") -> Optimizer:
     """An optimizer over everything that requires a gradient."""
     trained = [parameter for _, parameter in named if parameter.requires_grad]
     groups = [

@@ -102,6 +102,19 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     )
 
 
+def _say_what_waits(config: RunConfig, hardware: Hardware, say: Callable[[str, object, str], None]) -> None:
+    """Where the run happens, and what a config may ask for that this version does not do yet."""
+    say("device", hardware.name, f"{hardware.device}, {hardware.cores} cores")
+    if config.parallel.shard != "off":
+        say("shard", "off", "one device has nothing to divide")
+    say("offload", "off", "not built yet")
+    say(
+        "codec",
+        "none",
+        "compression is not built yet" if config.checkpoint.codec == "zstd" else "the default",
+    )
+
+
 def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:
     """The order of a run's samples."""
     spans = tuple((span.start, span.stop, span.weight) for span in inputs.train.spans)

@@ -22,6 +22,8 @@ def prove_isolation(model: Decoder) -> Proof:
     with torch.no_grad():
         first, second = (model.hidden(tokens.to(device), layout)[0].float() for tokens in (row, other))
     model.train(training)
+    if not (first.isfinite().all() and second.isfinite().all()):
+        return Proof("isolation", False, "activations are not finite: the model's weights are damaged")
     apart = (first[LENGTHS[0] :] - second[LENGTHS[0] :]).abs().max().item()
     moved = (first[: LENGTHS[0]] - second[: LENGTHS[0]]).abs().max().item()
     said = f"another document changed by {moved:.2g}, the others by {apart:.2g}"

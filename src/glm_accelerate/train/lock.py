@@ -1,4 +1,4 @@
-"""One trainer a run directory. The lock dies with the process, so nothing is to be cleaned up after a kill."""
+"""One trainer a run directory. The lock dies with the process: nothing has to be cleaned up after a kill."""
 
 import fcntl
 import os

@@ -65,7 +65,7 @@ def loop(run: Run, stop: StopRequest) -> str:
             run.save()
         if failing:
             raise UserError(
-                f"gradients were not finite {progress.bad_in_a_row} steps in a row (up to step {step.number})",
+                f"gradients not finite {progress.bad_in_a_row} steps in a row (up to step {step.number})",
                 cure="a lower optim.learning_rate, a longer optim.warmup, or precision.compute=float32",
             )
         if reason and not last:

@@ -1,6 +1,7 @@
 """Schedules by their definition, clipping, and optimizer state that survives a round trip."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_warmup_rises_to_the_highest_rate_and_never_beyond(schedule: str) -> Non
     found = rates(schedule)
     assert found[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert max(found) == pytest.approx(1.0)
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(found[10:], found[11:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(found[10:]))
 
 
 def test_shapes() -> None:

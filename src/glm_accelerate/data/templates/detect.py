@@ -22,9 +22,9 @@ def detect_template(model_dir: Path) -> str:
         )
     if kind == "glm4":
         return "glm4-0414"
-    if kind == "glm":
+    if kind == "glm" and (own or not (model_dir / "tokenization_chatglm.py").is_file()):
         return "glm4"
-    if kind == "chatglm":
+    if kind in ("glm", "chatglm"):  # a ChatGLM that was converted to `glm` keeps its tokenizer
         return _chatglm(model_dir, config)
     raise UserError(
         f"no template is known for model_type {kind!r}", where=model_dir / "config.json", cure=_CHOOSE

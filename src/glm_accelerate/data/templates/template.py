@@ -1,7 +1,6 @@
 """What a template is: a function from messages to pieces, and the names of the tokens around them.
 
 messages -> [prefix] [role][text] [role][text] ... [stop]      what the model has to produce is a target
-
 A role token ends the answer before it, so it is a target there; the model itself writes what follows
 `<|assistant|>`, line end included.
 """

@@ -1,15 +1,19 @@
 """Choosing what of a model is trained: adapters, a prefix, its last layers, or all of it."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.adapt.prefix import add_prefix
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
+if TYPE_CHECKING:
+    from glm_accelerate.config.schema import AdaptSection
 
-def adapt(model: Decoder, section: AdaptSection, seed: int = 0) -> None:
+
+def adapt(model: Decoder, section: "AdaptSection", seed: int = 0) -> None:
     """Leave trainable what `section` asks for, freeze the rest, in place. What trains is float32."""
     if section.method == "lora":
         add_lora(model, LoraSettings(section.rank, section.alpha, section.dropout, section.targets), seed)

@@ -1,0 +1,150 @@
+"""The demo from beginning to end: lessons, before, training with an interruption, after, and what comes next.
+
+Training is `train` on a config file, as it is for anybody; only the sizes are small.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.config.load import load_config
+from glm_accelerate.data.encode import encode_prompt
+from glm_accelerate.data.templates import get_template
+from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.data.types import Message
+from glm_accelerate.demo.task import LESSONS, Example, examples, vocabulary, write_examples
+from glm_accelerate.demo.tiny import write_tiny
+from glm_accelerate.generate.answer import generate
+from glm_accelerate.observe.console import ConsoleObserver
+from glm_accelerate.observe.events import read_events
+from glm_accelerate.observe.picture import loss_curve, losses, sparkline
+from glm_accelerate.runtime.env import cores
+from glm_accelerate.train.run import train
+
+SOLVED = 0.9  # share of the held-out questions that must be answered to the letter
+STEPS = 1500
+TRAINED_ON, HELD_OUT = 24_000, 200
+LONGEST_ANSWER = 128
+MOST_THREADS = 4  # more only get in each other's way at this size
+WIDEST = 60  # characters of an answer that are shown
+
+CONFIG = """\
+model: {{path: {model}, dtype: float32}}
+adapt: {{method: full}}
+data: {{train: {train}, dev: {dev}, cache: {cache}}}
+train: {{steps: {steps}, step_samples: 32, micro_tokens: 2048}}
+precision: {{compute: float32}}
+optim: {{learning_rate: 3.0e-3, betas: [0.9, 0.99], warmup: 0.05}}
+checkpoint: {{every: {every}}}
+evaluate: {{every: {every}, metrics: [loss, exact_match], max_new_tokens: {longest}}}
+"""
+
+NEXT = """\
+With your own data, one conversation a line · 换成您自己的数据，每行一段对话:
+
+  {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+
+  glm-accelerate data  preset:glm4-9b-0414-lora data.train=my.jsonl
+  glm-accelerate train preset:glm4-9b-0414-lora data.train=my.jsonl --run runs/my
+  glm-accelerate chat  runs/my
+
+"""
+
+
+def show(directory: Path, steps: int, console: Console) -> bool:
+    """Everything, in a new directory. Whether the lessons were learnt."""
+    torch.set_num_threads(min(cores(), MOST_THREADS))
+    _say(console, "A tiny GLM-4 with random weights learns five lessons that are made up on the spot.")
+    _say(console, "一个随机初始化的微型 GLM-4，从零学会五种现场生成的题目（中英文）。\n")
+    asked = write_all(directory, steps)
+    show_answers("Before training · 训练前", asked, answers(directory / "model", asked), console)
+    train_interrupted(directory, steps, console)
+    show_answers("After training · 训练后", asked, answers(directory, asked), console)
+    events = read_events(directory / "events.jsonl")
+    picture = directory / "loss.svg"
+    picture.write_text(loss_curve(events, "A tiny GLM-4 learns its lessons"), encoding="utf-8")
+    _say(console, f"loss {sparkline([loss for _, loss in losses(events, 'step')])} {picture}")
+    first, last = scores(events)
+    solved = last >= SOLVED
+    verdict = "Solved · 完成" if solved else f"Not solved ({SOLVED:.0%} are wanted) · 未完成"
+    _say(console, f"answered to the letter: {first:.1%} of the held-out questions before, {last:.1%} after")
+    _say(console, Text(f"{verdict}\n", "bold green" if solved else "bold red"))
+    _say(console, f"Ask it yourself · 亲自试试:\n\n  glm-accelerate chat {directory}\n")
+    _say(console, NEXT)
+    return solved
+
+
+def write_all(directory: Path, steps: int) -> list[Example]:
+    """Model, data and config. Returns one held-out question of each lesson."""
+    data = directory / "data"
+    data.mkdir(parents=True)
+    write_tiny(directory / "model", vocabulary())
+    held_out = examples(HELD_OUT, seed=2, held_out=True)
+    write_examples(data / "train.jsonl", examples(TRAINED_ON, seed=1, held_out=False))
+    write_examples(data / "dev.jsonl", held_out)
+    paths = {
+        "model": directory / "model", "train": data / "train.jsonl", "dev": data / "dev.jsonl",
+        "cache": directory / "cache",
+    }  # fmt: skip
+    quoted = {name: json.dumps(str(path), ensure_ascii=False) for name, path in paths.items()}
+    config = CONFIG.format(**quoted, steps=steps, every=max(1, steps // 4), longest=LONGEST_ANSWER)
+    (directory / "config.yaml").write_text(config, encoding="utf-8")
+    return [next(item for item in held_out if item.lesson == lesson) for lesson in LESSONS]
+
+
+def train_interrupted(directory: Path, steps: int, console: Console) -> None:
+    """Train as a user would, stop half-way as a signal would, and run the same again."""
+    config = load_config(directory / "config.yaml")
+    train(config, directory, observers=[ConsoleObserver(console)], stop_after=steps // 2)
+    _say(
+        console,
+        Text("\nInterrupted on purpose, as by Ctrl-C: the same command goes on where it was.", "bold"),
+    )
+    _say(console, Text("故意中断：再次运行同一命令，即从断点继续，结果分毫不差。\n", "bold"))
+    train(config, directory, observers=[ConsoleObserver(console)])
+
+
+def answers(path: Path, asked: Sequence[Example]) -> list[str]:
+    """What the model there, or the newest checkpoint of the run there, says to each question."""
+    opened = open_model(path)
+    tokenizer, template = load_tokenizer(opened.base), get_template(opened.template)
+    prompts = [encode_prompt([Message("user", item.question)], template, tokenizer) for item in asked]
+    stops = {tokenizer.special(name) for name in template.stops}
+    said = generate(opened.model, prompts, stops=stops, max_new_tokens=LONGEST_ANSWER)
+    return [tokenizer.decode(tokens).strip() for tokens in said]
+
+
+def show_answers(title: str, asked: Sequence[Example], said: Sequence[str], console: Console) -> None:
+    """A table of questions and answers; right ones have a mark."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_lines=True)
+    table.add_column("question · 问")
+    table.add_column("answer · 答")
+    table.add_column("")
+    for item, answer in zip(asked, said, strict=True):
+        right = answer == item.answer
+        shown = answer if len(answer) <= WIDEST else f"{answer[:WIDEST]}…"
+        mark = Text("✓", "green") if right else Text("✗", "red")
+        table.add_row(Text(item.question), Text(_visible(shown)), mark)
+    console.print(table)
+
+
+def scores(events: Sequence[dict[str, object]]) -> tuple[float, float]:
+    """The share of right answers before and after, as the trainer's own evaluations found it."""
+    found = [cast("dict[str, float]", event["metrics"]) for event in events if event["kind"] == "eval"]
+    return found[0].get("exact_match", 0.0), found[-1].get("exact_match", 0.0)
+
+
+def _visible(text: str) -> str:
+    """An untrained model says anything, also what would move the cursor."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "·" for letter in text)
+
+
+def _say(console: Console, what: str | Text) -> None:
+    console.print(what, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,299 @@
+"""Whole runs of real processes: resumed ones equal uninterrupted ones bit for bit, bad days lose nothing."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from glm_accelerate.checkpoint.find import latest
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.observe.events import read_events
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.build import Start
+from glm_accelerate.train.run import Result, train
+
+Said = dict[str, Any]
+
+
+def config(said: Said, **sections: Said) -> RunConfig:
+    merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in said.keys() | sections.keys()}
+    return RunConfig.model_validate(merged)
+
+
+def go(
+    said: Said,
+    directory: Path,
+    *,
+    stop_after: int | None = None,
+    start: Start | None = None,
+    **sections: Said,
+) -> Result:
+    return train(config(said, **sections), directory, stop_after=stop_after, start=start or Start())
+
+
+def state(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Everything that training has moved, at a step."""
+    folder = run / "checkpoints" / f"checkpoint-{step}"
+    return {**load_file(folder / "weights.safetensors"), **load_file(folder / "optimizer.safetensors")}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def steps(run: Path) -> dict[int, tuple[float, float, float]]:
+    """What each step reported that must not depend on interruptions."""
+    return {
+        event["step"]: (event["loss"], event["grad_norm"], event["learning_rate"])
+        for event in read_events(run / "events.jsonl")
+        if event["kind"] == "step"
+    }
+
+
+@pytest.fixture
+def command(tiny_run: Said, tmp_path: Path) -> list[str]:
+    """The shell command of the run, with its config in a file."""
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_run))
+    line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(tmp_path / "tiny.yaml")]
+    return [*line, "--run", str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize("method", ["lora", "full", "prefix", "freeze"])
+def test_resume_is_bit_identical(method: str, tiny_run: Said, tmp_path: Path) -> None:
+    """22 samples in steps of 4: the run passes two ends of epochs, interrupted before and after one."""
+    adapt = {"method": method, "prefix_tokens": 4, "layers": 1}
+    whole = go(tiny_run, tmp_path / "whole", adapt=adapt)
+    assert whole.done
+    parts = tmp_path / "parts"
+    for stop_after in (1, 5, 6, 8):
+        assert not go(tiny_run, parts, adapt=adapt, stop_after=stop_after).done
+    assert go(tiny_run, parts, adapt=adapt).done
+    assert same(state(tmp_path / "whole", 14), state(parts, 14))
+    assert steps(tmp_path / "whole") == steps(parts)
+    assert [event["step"] for event in read_events(parts / "events.jsonl") if event["kind"] == "resume"] == [
+        1,
+        5,
+        6,
+        8,
+    ]
+
+
+def test_evaluation_does_not_touch_training(tiny_run: Said, tmp_path: Path) -> None:
+    go(tiny_run, tmp_path / "with")
+    go(tiny_run, tmp_path / "without", data={"dev": None})
+    assert same(state(tmp_path / "with", 14), state(tmp_path / "without", 14))
+
+
+@pytest.mark.parametrize("item", ["moments", "applied", "position"])
+def test_every_item_of_state_counts(item: str, tiny_run: Said, tmp_path: Path) -> None:
+    """Leave one out, and the comparison above has to fail: it is able to see each of them."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    go(tiny_run, whole)
+    go(tiny_run, broken, stop_after=8)
+    folder = broken / "checkpoints" / "checkpoint-8"
+    if item == "moments":
+        moments = load_file(folder / "optimizer.safetensors")
+        save_file(
+            {name: torch.zeros_like(m) for name, m in moments.items()}, folder / "optimizer.safetensors"
+        )
+    else:
+        said = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps({**said, item: said[item] - 1}))
+    reseal(folder)
+    go(tiny_run, broken)
+    assert not same(state(whole, 14), state(broken, 14))
+
+
+def reseal(folder: Path) -> None:
+    """Make the manifest true again, as if the checkpoint had been written so."""
+    from dataclasses import replace
+
+    from glm_accelerate.checkpoint.format import File, digest, read_manifest, write_manifest
+
+    manifest = read_manifest(folder)
+    files = {name: File((folder / name).stat().st_size, digest(folder / name)) for name in manifest.files}
+    write_manifest(folder, replace(manifest, files=files))
+
+
+def test_killed_anywhere_it_goes_on(command: list[str], tiny_run: Said, tmp_path: Path) -> None:
+    """SIGKILL at different moments, until the run gets through; the result is as if nothing had happened."""
+    go(tiny_run, tmp_path / "whole")
+    events = tmp_path / "run" / "events.jsonl"
+    for wanted in (2, 7, 11):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            if events.exists() and max(steps(tmp_path / "run"), default=0) >= wanted:
+                process.kill()
+                break
+            time.sleep(0.01)
+        process.wait()
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert same(state(tmp_path / "whole", 14), state(tmp_path / "run", 14))
+    assert steps(tmp_path / "whole") == steps(tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_exit_75(number: signal.Signals, command: list[str], tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*command, "train.steps=100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    events = tmp_path / "run" / "events.jsonl"
+    while process.poll() is None and not (events.exists() and len(steps(tmp_path / "run")) >= 3):
+        time.sleep(0.02)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=40)
+    assert process.returncode == 75, errors
+    assert "run the same command again" in output
+    found, _ = latest(tmp_path / "run")
+    assert found is not None
+    assert found.name == f"checkpoint-{max(steps(tmp_path / 'run'))}"
+
+
+def test_only_one_trainer_a_directory(tiny_run: Said, command: list[str], tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*command, "train.steps=100000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (tmp_path / "run" / "events.jsonl").exists():
+            time.sleep(0.02)
+        with pytest.raises(UserError, match=rf"process {process.pid} .* is training here"):
+            go(tiny_run, tmp_path / "run", train={"steps": 100000})
+    finally:
+        process.kill()
+        process.wait()
+    assert go(
+        tiny_run, tmp_path / "run", start=Start(accept_changes=True)
+    ).done  # the lock died with its holder
+
+
+def test_a_changed_config_is_shown_and_refused(command: list[str], tmp_path: Path) -> None:
+    first = subprocess.run([*command, "train.steps=2"], check=False, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    second = subprocess.run([*command, "train.steps=3"], check=False, capture_output=True, text=True)
+    assert second.returncode == 2
+    assert second.stdout.split()[-3:] == ["train.steps", "2", "3"]
+    assert "--accept-changes" in second.stderr
+    third = subprocess.run(
+        [*command, "train.steps=3", "--accept-changes"], check=False, capture_output=True, text=True
+    )
+    assert third.returncode == 0, third.stderr
+    assert max(steps(tmp_path / "run")) == 3
+
+
+def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> None:
+    go(tiny_run, tmp_path / "whole")
+    run = tmp_path / "run"
+    go(tiny_run, run, stop_after=8)
+    damaged = run / "checkpoints" / "checkpoint-8" / "weights.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-5] ^= 1
+    damaged.write_bytes(content)
+    for name in ("checkpoint-abc", "checkpoint-9999-tmp", "checkpoint-007"):
+        (run / "checkpoints" / name).mkdir()
+    assert go(tiny_run, run).done
+    warnings = [event["said"] for event in read_events(run / "events.jsonl") if event["kind"] == "warning"]
+    assert any("weights.safetensors is damaged" in said for said in warnings)
+    assert same(state(tmp_path / "whole", 14), state(run, 14))
+    assert (run / "abandoned" / "checkpoint-8").is_dir()
+    with pytest.raises(UserError, match="damaged"):
+        go(tiny_run, run, start=Start(resume=str(run / "abandoned" / "checkpoint-8")))
+
+
+def test_gradients_that_are_not_finite(tiny_run: Said, tmp_path: Path) -> None:
+    """After an absurd step the loss overflows: no further one is applied, and the run stops at the limit."""
+    absurd = {"learning_rate": 1e30, "clip": 0.0, "warmup": 0.0}
+    with pytest.raises(UserError, match=r"not finite 3 steps in a row \(up to step 4\)"):
+        go(tiny_run, tmp_path / "run", train={"max_bad_steps": 3}, optim=absurd)
+    events = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["kind"] == "step"]
+    assert [event["applied"] for event in events] == [True, False, False, False]
+    assert [event["loss"] for event in events[1:]] == [None] * 3
+    assert len({event["learning_rate"] for event in events[1:]}) == 1  # the schedule stood still
+
+
+def test_weights_that_are_not_finite_never_start(tiny_run: Said, tmp_path: Path) -> None:
+    weights = Path(tiny_run["model"]["path"]) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="not finite"):
+        go(tiny_run, tmp_path / "run")
+
+
+def test_other_data_cannot_be_resumed_on(tiny_run: Said, tmp_path: Path) -> None:
+    go(tiny_run, tmp_path / "run", stop_after=4)
+    train_file = Path(tiny_run["data"]["train"])
+    train_file.write_text(train_file.read_text().replace("red", "green", 1), encoding="utf-8")
+    with pytest.raises(UserError, match="the data is not what this checkpoint was made with"):
+        go(tiny_run, tmp_path / "run")
+
+
+def test_resume_from_a_step_gives_up_what_came_after(tiny_run: Said, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = go(tiny_run, run)
+    again = go(tiny_run, run, start=Start(resume="9"))
+    assert first.done
+    assert again.done
+    assert (run / "abandoned" / "checkpoint-14").is_dir()
+    with pytest.raises(UserError, match="no checkpoint of step 5"):
+        go(tiny_run, run, start=Start(resume="5"))
+
+
+def test_a_finished_run_has_nothing_to_do(tiny_run: Said, tmp_path: Path) -> None:
+    go(tiny_run, tmp_path / "run")
+    before = state(tmp_path / "run", 14)
+    assert go(tiny_run, tmp_path / "run").done
+    assert same(before, state(tmp_path / "run", 14))
+
+
+def test_what_stays(tiny_run: Said, tmp_path: Path) -> None:
+    """The newest three, and the best by held-out loss, wherever it lies."""
+    result = go(
+        tiny_run,
+        tmp_path / "run",
+        optim={"learning_rate": 3.0, "schedule": "constant", "warmup": 0.0, "clip": 0.0},
+    )
+    there = sorted(
+        int(path.name.split("-")[1]) for path in (tmp_path / "run" / "checkpoints").glob("checkpoint-*")
+    )
+    best = min((loss, step) for step, loss in result.losses.items() if step)[1]
+    assert there == sorted({9, 12, 14} | {best})
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "checkpoint-14\n"
+
+
+def test_init_from_an_adapter_and_a_run(tiny_run: Said, tmp_path: Path) -> None:
+    """Both begin where the other run ended: the first held-out loss of one is the last of the other."""
+    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.models.adapt.files import save_adapter
+
+    first = go(tiny_run, tmp_path / "first")
+    save_adapter(open_model(tmp_path / "first").model, tmp_path / "adapter")
+    for name, source in (("from-adapter", tmp_path / "adapter"), ("from-run", tmp_path / "first")):
+        second = go(tiny_run, tmp_path / name, start=Start(init_from=source), train={"steps": 1})
+        assert second.losses[0] == pytest.approx(first.losses[14], rel=1e-4)
+
+
+def test_disk_full_while_saving_keeps_the_old(command: list[str], tmp_path: Path) -> None:
+    """A limit on file size stands for a full disk: the save fails by name, what was published stays whole."""
+    assert subprocess.run([*command, "train.steps=3"], check=False, capture_output=True).returncode == 0
+    limited = f"ulimit -f 8; exec {' '.join(command)} train.steps=6 --accept-changes"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    result = subprocess.run(
+        ["bash", "-c", limited], check=False, capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 2, result.stderr
+    assert "checkpoint" in result.stderr
+    found, reasons = latest(tmp_path / "run")
+    assert found is not None
+    assert found.name == "checkpoint-3"
+    assert not reasons
+    shutil.rmtree(tmp_path / "run" / "abandoned", ignore_errors=True)

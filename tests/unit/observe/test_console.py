@@ -1,0 +1,127 @@
+import io
+
+from rich.console import Console
+
+from glm_accelerate.observe.console import ConsoleObserver, amount, show_start
+from glm_accelerate.observe.events import Event
+from glm_accelerate.plan.run_plan import Reason, RunPlan
+from glm_accelerate.prove.proof import Proof
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def screen(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=140, color_system=None)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+START: Event = {
+    "kind": "start", "step": 0, "steps": 100, "family": "glm4", "method": "lora", "device": "cpu",
+    "trained_parameters": 1234567,
+}  # fmt: skip
+
+
+def step(number: int, loss: float | None = 2.0, applied: bool = True) -> Event:
+    return {
+        "kind": "step", "step": number, "applied": applied, "loss": loss, "tokens": 500, "seconds": 0.5,
+        "memory_bytes": 1_500_000_000, "learning_rate": 3e-4,
+    }  # fmt: skip
+
+
+def test_lines_every_five_seconds_where_there_is_no_terminal() -> None:
+    console, clock = screen(terminal=False), Clock()
+    observer = ConsoleObserver(console, clock=clock)
+    observer.observe(START)
+    for number in range(1, 41):
+        observer.observe(step(number))
+        clock.now += 0.5
+    lines = text(console).splitlines()
+    assert lines[0] == "glm4 · lora · cpu · 1,234,567 trained parameters · steps 1 to 100"
+    assert [line.split(" · ")[0] for line in lines[1:]] == [f"step {n}/100" for n in (1, 11, 21, 31)]
+    assert lines[2] == "step 11/100 · loss 2.0000 · 1,000 tokens/s · 1.5 GB · rate 3.0e-04 · 0:00:44 left"
+    assert not set(text(console)) & {"\x1b", "\r"}
+
+
+def test_a_terminal_is_refreshed_at_most_ten_times_a_second() -> None:
+    console, clock = screen(terminal=True), Clock()
+    observer = ConsoleObserver(console, clock=clock)
+    observer.observe(START)
+    shown = 0
+    for number in range(1, 101):
+        before = len(text(console))
+        observer.observe(step(number))
+        shown += len(text(console)) > before
+        clock.now += 0.01
+    observer.close()
+    assert 9 <= shown <= 11
+    assert "step 1/100" in text(console)
+
+
+def test_the_live_line_ends_on_the_last_step() -> None:
+    console, clock = screen(terminal=True), Clock()
+    observer = ConsoleObserver(console, clock=clock)
+    for event in (START, step(99), step(100), {"kind": "stop", "step": 100, "reason": "done"}):
+        observer.observe(event)
+    last = text(console).splitlines()[-2:]
+    assert "step 100/100" in last[0]
+    assert last[1].endswith("stopped at step 100: done")
+
+
+def test_evaluations_checkpoints_and_warnings_have_a_line_of_their_own() -> None:
+    console = screen(terminal=False)
+    observer = ConsoleObserver(console, clock=Clock())
+    said = {"step": 10, "samples": 64, "seconds": 1.25}
+    observer.observe(START)
+    observer.observe(
+        {"kind": "eval", "status": "done", "loss": 1.5, "metrics": {"exact_match": 0.25}, **said}
+    )
+    observer.observe({"kind": "eval", "status": "failed", "loss": None, "reason": "out of memory", **said})
+    observer.observe(
+        {
+            "kind": "checkpoint",
+            "path": "checkpoints/checkpoint-10",
+            "bytes": 2_000_000,
+            "blocked_seconds": 0.1,
+        }
+    )
+    observer.observe({"kind": "warning", "said": "[red]a file named so[/red]"})
+    observer.observe(step(11, loss=None, applied=False))
+    observer.close()
+    assert text(console).splitlines()[1:] == [
+        "evaluation step 10: held-out loss 1.5000, exact match 0.250 (64 samples, 1.2 s)",
+        "evaluation step 10: failed: out of memory (64 samples, 1.2 s)",
+        "checkpoint checkpoints/checkpoint-10 (2.0 MB, training waited 0.1 s)",
+        "warning [red]a file named so[/red]",
+        "step 11 was not applied: its loss or gradients were not finite",
+        "step 11/100 · loss - · held out 1.5000 · 1,000 tokens/s · 1.5 GB · rate 3.0e-04 · 0:00:44 left",
+    ]
+
+
+def test_the_start_shows_plan_proofs_and_where_it_goes_on() -> None:
+    console = screen(terminal=False)
+    plan = RunPlan(
+        family="glm4", template="glm4-0414", device="cpu", dtype="float32", compute="float32", steps=1200,
+        steps_per_epoch=10, step_samples=4, step_tokens=None, micro_tokens=64, recompute=False,
+        warmup_steps=1, checkpoint_every=5, evaluate_every=0, evaluate_samples=0,
+        reasons=(Reason("steps", "1,200", "the config"),),
+    )  # fmt: skip
+    show_start(plan, [Proof("labels", True, "fine"), Proof("[template]", False, "differs")], 600, console)
+    lines = text(console).splitlines()
+    assert lines[1].split() == ["steps", "1,200", "the", "config"]
+    assert lines[2:] == ["✓ labels fine", "✗ [template] differs", "going on after step 600 of 1,200"]
+
+
+def test_amounts() -> None:
+    assert [amount(size) for size in (0, 2_500, 7_300_000, 24e9)] == ["0 kB", "2 kB", "7.3 MB", "24.0 GB"]

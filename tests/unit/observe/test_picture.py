@@ -1,0 +1,57 @@
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from glm_accelerate.observe.events import Event
+from glm_accelerate.observe.picture import loss_curve, losses, smoothed, sparkline
+
+EVENTS: list[Event] = [
+    *({"kind": "step", "step": step, "loss": 8 / step} for step in range(1, 1001)),
+    {"kind": "step", "step": 1001, "loss": None},
+    {"kind": "eval", "step": 1000, "loss": 0.5},
+    {"kind": "eval", "step": 0, "loss": 8.0},
+    {"kind": "checkpoint", "step": 500},
+]
+
+
+def test_losses_are_in_order_and_finite() -> None:
+    assert losses(EVENTS, "eval") == [(0.0, 8.0), (1000.0, 0.5)]
+    assert len(losses(EVENTS, "step")) == 1000
+
+
+def test_the_picture_is_svg_with_both_curves_within_its_frame_and_words_on_the_axes() -> None:
+    svg = loss_curve(EVENTS, 'a "run" <of> & mine')
+    root = ElementTree.fromstring(svg)
+    namespace = {"s": "http://www.w3.org/2000/svg"}
+    words = ["".join(text.itertext()) for text in root.findall("s:text", namespace)]
+    assert {"step", "loss (nats a token)", "training", "held out", 'a "run" <of> & mine'} <= set(words)
+    assert {"0", "8", "1,000"} <= set(words)
+    curves = {line.get("class"): line.get("points", "") for line in root.findall("s:polyline", namespace)}
+    assert set(curves) == {"train", "smooth", "held"}
+    for points in curves.values():
+        pairs = [tuple(map(float, pair.split(","))) for pair in points.split()]
+        assert 2 <= len(pairs) <= 600
+        assert all(0 <= x <= 720 and 0 <= y <= 400 for x, y in pairs)
+    x, y = map(float, curves["held"].split()[0].split(","))
+    assert (x, y) == (64.0, 44.0)  # step 0 at the left, the highest loss at the top
+    assert "prefers-color-scheme: dark" in svg
+
+
+@pytest.mark.parametrize("events", [[], [{"kind": "step", "step": 0, "loss": 0.0}]])
+def test_an_empty_run_has_a_picture_too(events: list[Event]) -> None:
+    assert not re.search(r"nan|inf\b", loss_curve(events, "nothing"))
+
+
+def test_the_running_mean() -> None:
+    points = [(float(step), float(step)) for step in range(6)]
+    assert [mean for _, mean in smoothed(points, 3)] == [0, 0.5, 1, 2, 3, 4]
+
+
+def test_a_sparkline_falls_with_its_values() -> None:
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1]) == "█▇▆▅▄▃▂▁"
+    assert sparkline([1.0] * 100, width=10) == "▁" * 10
+    assert sparkline([]) == ""
+    long = sparkline([math.exp(-step / 50) for step in range(1000)], width=30)
+    assert (len(long), long[0], long[-1]) == (30, "█", "▁")

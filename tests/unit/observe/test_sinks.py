@@ -1,0 +1,75 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.observe import sinks
+from glm_accelerate.observe.events import Events
+from glm_accelerate.observe.sinks import curves, open_sinks
+from glm_accelerate.runtime.errors import UserError
+
+CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t.jsonl"}})
+
+
+def train(names: list[str], run_dir: Path, attempt: int, kind: str, first: int, last: int) -> None:
+    events = Events(open_sinks(names, run_dir, CONFIG), attempt)
+    events.emit(kind, {"step": first - 1, "steps": 10})
+    for step in range(first, last + 1):
+        events.emit("step", {"step": step, "loss": attempt * 100.0 + step, "learning_rate": 0.1})
+    events.emit("eval", {"step": last, "loss": 0.5, "metrics": {"exact_match": 0.25}})
+    events.close()
+
+
+def test_the_points_of_an_event() -> None:
+    assert curves({"kind": "step", "step": 1, "loss": None, "grad_norm": 2, "tokens": 3}) == {
+        "train/grad_norm": 2.0
+    }
+    assert curves({"kind": "eval", "step": 1, "loss": 1.5, "metrics": {"exact_match": 0.5}}) == {
+        "eval/loss": 1.5,
+        "eval/exact_match": 0.5,
+    }
+    assert curves({"kind": "checkpoint", "step": 1}) == {}
+
+
+@pytest.mark.filterwarnings("default")  # the package's own reader warns of its age
+def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(["tensorboard"], tmp_path, 1, "start", 1, 6)
+    train(["tensorboard"], tmp_path, 2, "resume", 4, 8)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    points = {point.step: point.value for point in read.Scalars("train/loss")}
+    assert points == {1: 101, 2: 102, 3: 103, 4: 204, 5: 205, 6: 206, 7: 207, 8: 208}
+    assert [(point.step, point.value) for point in read.Scalars("eval/exact_match")] == [(8, 0.25)]
+    assert math.isclose(read.Scalars("train/learning_rate")[0].value, 0.1, rel_tol=1e-6)
+
+
+@pytest.mark.filterwarnings("default")
+def test_swanlab_writes_offline_without_a_login_and_without_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MY_TOKEN", "very-secret-token")
+    monkeypatch.delenv("SWANLAB_API_KEY", raising=False)
+    run = tmp_path / "run"
+    run.mkdir()
+    train(["swanlab"], run, 1, "start", 1, 5)
+    files = [path for path in (run / "swanlab").rglob("*") if path.is_file()]
+    written = b"".join(path.read_bytes() for path in files)
+    assert b"exact_match" in written
+    assert b"very-secret-token" not in written
+
+
+def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"tensorboard is not installed.*pip install"):
+        open_sinks(["tensorboard"], tmp_path, CONFIG)
+
+
+def test_an_unknown_sink_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no sink is called 'wandb'.*one of tensorboard, swanlab"):
+        open_sinks(["wandb"], tmp_path, CONFIG)
