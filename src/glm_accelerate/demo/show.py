@@ -31,7 +31,7 @@ from glm_accelerate.train.run import train
 SOLVED = 0.9  # share of the held-out questions that must be answered to the letter
 STEPS = 1500
 TRAINED_ON, HELD_OUT = 24_000, 200
-LONGEST_ANSWER = 128
+LONGEST_ANSWER = 64
 MOST_THREADS = 4  # more only get in each other's way at this size
 WIDEST = 60  # characters of an answer that are shown
 
@@ -94,7 +94,7 @@ def write_all(directory: Path, steps: int) -> list[Example]:
         "cache": directory / "cache",
     }  # fmt: skip
     quoted = {name: json.dumps(str(path), ensure_ascii=False) for name, path in paths.items()}
-    config = CONFIG.format(**quoted, steps=steps, every=max(1, steps // 4), longest=LONGEST_ANSWER)
+    config = CONFIG.format(**quoted, steps=steps, every=max(2, steps // 4), longest=LONGEST_ANSWER)
     (directory / "config.yaml").write_text(config, encoding="utf-8")
     return [next(item for item in held_out if item.lesson == lesson) for lesson in LESSONS]
 

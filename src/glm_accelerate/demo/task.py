@@ -1,8 +1,8 @@
 """The demo's lessons: short questions in English and Chinese, each with exactly one right answer.
 
-Phrases to translate, numbers to write out, records and registers to look things up in, lists to read
-back: most are short, a few are long, as real conversations are. An eighth of all combinations is held
-out: no training example contains them, so they can't be answered by heart.
+Phrases to translate, numbers to write out, records and registers to look things up in, a city to find
+among other words: most are short, a few are long, as real conversations are. An eighth of all
+combinations is held out: no training example has them, so they can't be answered by heart.
 """
 
 import json
@@ -30,24 +30,20 @@ TRADES = {
     "doctor": "医生", "teacher": "老师", "farmer": "农民", "painter": "画家", "lawyer": "律师",
     "singer": "歌手", "baker": "面包师", "driver": "司机", "nurse": "护士", "writer": "作家",
 }  # fmt: skip
-PEOPLE = (
-    "Anna", "Boris", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "James", "Karen",
-    "Louis", "Maria", "Nora", "Oscar", "Paula", "Robert", "Sara", "Thomas", "Ursula", "Victor", "Wendy",
-)  # fmt: skip
-PEOPLE_ZH = (
-    "王芳", "李伟", "张敏", "刘洋", "陈静", "杨帆", "赵磊", "黄丽", "周杰", "吴霞", "徐鹏", "孙悦", "马超",
-    "朱琳", "胡军", "郭靖", "何洁", "高峰", "林涛", "罗兰", "郑凯", "梁栋",
-)  # fmt: skip
+PEOPLE = ("Anna", "Boris", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "James")
+PEOPLE_ZH = ("王芳", "李伟", "张敏", "刘洋", "陈静", "杨帆", "赵磊", "黄丽", "周杰", "吴霞")
 ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )  # fmt: skip
 TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+MOST_HAY = 300
 DIGITS_ZH = "零一二三四五六七八九"
 PETS = {"cat": "猫", "dog": "狗", "fish": "鱼", "bird": "鸟", "horse": "马"}
-WORDS = "Translate into Chinese the Write in words digits name city work pet Look up Read back hundred"
+WORDS = "Translate into Chinese the Write in words digits name city work pet Look up Which hundred"
 WORDS_ZH = (
-    "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "宠物", "查找", "复述", "：", "、",
+    "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "宠物", "查找",
+    "哪座城市", "：", "、", "？",
 )  # fmt: skip
 
 
@@ -74,16 +70,16 @@ class Language:
     equals: str
     comma: str
     look_up: str
-    read_back: str
+    which_city: str
 
 
 ENGLISH = Language(
     tuple(QUALITIES | THINGS), PEOPLE, tuple(CITIES), tuple(TRADES), tuple(PETS),
-    ("name", "city", "work", "pet"), "=", " ", "Look up:", "Read back:",
+    ("name", "city", "work", "pet"), "=", " ", "Look up:", "Which city?",
 )  # fmt: skip
 CHINESE = Language(
     tuple((QUALITIES | THINGS).values()), PEOPLE_ZH, tuple(CITIES.values()), tuple(TRADES.values()),
-    tuple(PETS.values()), ("姓名", "城市", "职业", "宠物"), "：", "、", "查找：", "复述：",
+    tuple(PETS.values()), ("姓名", "城市", "职业", "宠物"), "：", "、", "查找：", "哪座城市？",
 )  # fmt: skip
 
 
@@ -147,17 +143,20 @@ def register(draw: random.Random) -> Example:
     return _look_up("register", draw, lines, words)
 
 
-def read_back(draw: random.Random) -> Example:
-    """A list, to be said again."""
+def needle(draw: random.Random) -> Example:
+    """The one city among many other words: some of these are long."""
     words = draw.choice((ENGLISH, CHINESE))
-    said = words.comma.join(draw.sample(words.words, k=_tail(draw, 2, len(words.words))))
-    return Example("read back", said, f"{words.read_back}\n{said}", said)
+    hay = draw.choices(words.words, k=_tail(draw, 3, MOST_HAY))
+    city = draw.choice(words.cities)
+    hay.insert(draw.randrange(len(hay)), city)
+    said = words.comma.join(hay)
+    return Example("needle", said, f"{words.which_city}\n{said}", city)
 
 
 def _look_up(lesson: str, draw: random.Random, lines: list[str], words: Language) -> Example:
     """The answer is the lines that begin with what is asked for, in the order of the question."""
     draw.shuffle(lines)
-    answer = draw.sample(lines, k=draw.randint(1, min(3, len(lines))))
+    answer = draw.sample(lines, k=draw.randint(1, len(lines)))
     said = "\n".join(lines)
     asked = "\n".join(line.split(words.equals)[0] for line in answer)
     return Example(lesson, said, f"{said}\n{words.look_up}\n{asked}", "\n".join(answer))
@@ -168,7 +167,7 @@ LESSONS: dict[str, Callable[[random.Random], Example]] = {
     "number": number,
     "record": record,
     "register": register,
-    "read back": read_back,
+    "needle": needle,
 }
 
 
@@ -204,7 +203,7 @@ def vocabulary() -> list[str]:
         for words in (ENGLISH, CHINESE)
         for value in (*words.people, *words.cities, *words.trades, *words.pets)
     ]
-    listed = [f"{CHINESE.comma}{word}" for word in (*CHINESE.words, *DIGITS_ZH)]
+    listed = [f"{CHINESE.comma}{word}" for word in (*CHINESE.words, *CHINESE.cities, *DIGITS_ZH)]
     return [*english, *(f" {word}" for word in english), *chinese, *PEOPLE_ZH, *DIGITS_ZH, *marked, *listed]
 
 

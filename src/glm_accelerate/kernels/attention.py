@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from glm_accelerate.kernels.attention_blocks import attention_blocks
+from glm_accelerate.kernels.choose import in_blocks
+
 
 def attention(
     q_BTND: Tensor,
@@ -21,6 +24,10 @@ def attention(
 
     `prefix` is (keys, values), each of shape KPD, that stand before every document, seen by all of it.
     """
+    if prefix is None and in_blocks(q_BTND.device, q_BTND.dtype):
+        B, T = q_BTND.shape[:2]
+        rows = (tensor.flatten(0, 1) for tensor in (q_BTND, k_BTKD, v_BTKD))
+        return attention_blocks(*rows, [T] * B if lengths is None else lengths).unflatten(0, (B, T))
     groups = q_BTND.shape[2] // k_BTKD.shape[2]
     k_BTND, v_BTND = _repeat(k_BTKD, groups), _repeat(v_BTKD, groups)
     if lengths is None:

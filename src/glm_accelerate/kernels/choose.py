@@ -14,17 +14,25 @@ class Choice:
     why: str
 
 
-def attention_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """In which numbers rotary positions and attention are computed for activations of `dtype`."""
+def in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention runs in our own blocks of products."""
+    return device.type == "cpu" and dtype == torch.bfloat16
+
+
+def turning_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """In which numbers positions are applied and keys cached, for activations of `dtype`."""
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
 
 
 def choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
     """Every operator's path for activations of `dtype` on `device`."""
-    inside = attention_dtype(device, dtype)
-    why = "faster than bfloat16 in torch's CPU attention" if inside != dtype else "torch's fused kernel"
+    if in_blocks(device, dtype):
+        attention = Choice("attention", "blocks of bfloat16 products", "faster than torch's on a CPU")
+    else:
+        name = str(dtype).removeprefix("torch.")
+        attention = Choice("attention", f"torch's, per document, {name}", "no document sees another")
     return [
-        Choice("attention", f"per document, {str(inside).removeprefix('torch.')}", why),
+        attention,
         Choice("cross-entropy", "chunked, float32 sums", "the step's logits never exist at once"),
-        Choice("norm, rotary, swiglu", "plain PyTorch", "runs on every device"),
+        Choice("norm, rotary, swiglu, LoRA", "PyTorch, own backward", "runs on every device, keeps little"),
     ]

@@ -1,19 +1,55 @@
-"""Rotary positions as GLM has them: neighbours (2i, 2i+1) turn, and only the first dimensions of a head."""
+"""Rotary positions as GLM has them: neighbours (2i, 2i+1) turn, and only the first dimensions of a head.
+
+A pair of neighbours is a complex number and a rotation is a product with one, which is a single pass over
+memory; bfloat16 has no complex numbers, so there the definition runs.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def rope_tables(positions_BT: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, float32, each of shape BT1R with R = width / 2."""
+def rope_table(positions_BT: Tensor, width: int, theta: float) -> Tensor:
+    """cos + i sin of every position, of shape BT1R with R = width / 2."""
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions_BT.device) / width
     angles = positions_BT[:, :, None, None].float() * theta**-exponents
-    return angles.cos(), angles.sin()
+    return torch.complex(angles.cos(), angles.sin())
 
 
-def rope(x_BTND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2R dimensions of every head, in the tables' dtype; the rest passes through."""
-    R = cos.shape[-1]
+def rope_reference(x_BTND: Tensor, table_BT1R: Tensor) -> Tensor:
+    """The same by definition, in x's dtype."""
+    R = table_BT1R.shape[-1]
+    cos, sin = table_BT1R.real.to(x_BTND.dtype), table_BT1R.imag.to(x_BTND.dtype)
     even, odd = x_BTND[..., 0 : 2 * R : 2], x_BTND[..., 1 : 2 * R : 2]
-    rotated = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
-    return torch.cat((rotated.to(x_BTND.dtype), x_BTND[..., 2 * R :]), dim=-1)
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
+    return torch.cat((turned, x_BTND[..., 2 * R :]), dim=-1)
+
+
+def rope(x_BTND: Tensor, table_BT1R: Tensor) -> Tensor:
+    """Turns the first 2R dimensions of every head by its token's position; the rest passes through."""
+    if x_BTND.dtype not in (torch.float32, torch.float64):
+        return rope_reference(x_BTND, table_BT1R)
+    turned: Any = _Turn.apply(x_BTND, table_BT1R)
+    return turned
+
+
+def _turn(x: Tensor, table: Tensor) -> Tensor:
+    R = table.shape[-1]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    pairs, made = (torch.view_as_complex(whole.unflatten(-1, (-1, 2)))[..., :R] for whole in (x, out))
+    torch.mul(pairs, table.to(pairs.dtype), out=made)
+    out[..., 2 * R :] = x[..., 2 * R :]
+    return out
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        return _turn(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None]:
+        (table,) = ctx.saved_tensors
+        return _turn(slopes[0].contiguous(), table.conj()), None  # turning back is the transpose of turning

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from glm_accelerate.kernels.choose import attention_dtype
-from glm_accelerate.kernels.rope import rope_tables
-from glm_accelerate.models.attention import Attention, Prefix, Tables
+from glm_accelerate.kernels.rope import rope_table
+from glm_accelerate.models.attention import Attention, Prefix
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.linear import Linear
@@ -49,11 +48,11 @@ class Block(nn.Module):
         self,
         x_BTH: Tensor,
         layout: Layout,
-        tables: Tables,
+        table: Tensor,
         prefix: Prefix | None,
         cache: KeyValueCache | None,
     ) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x_BTH), layout, tables, prefix, cache)
+        attended = self.self_attn(self.input_layernorm(x_BTH), layout, table, prefix, cache)
         x_BTH = x_BTH + (self.post_self_attn_layernorm(attended) if self.sandwich else attended)
         made = self.mlp(self.post_attention_layernorm(x_BTH))
         return x_BTH + (self.post_mlp_layernorm(made) if self.sandwich else made)
@@ -79,17 +78,15 @@ class Decoder(nn.Module):
         """What the head reads, normed. Packed documents of `layout` never see each other."""
         x_BTH = embedding(tokens_BT, self.embed)
         x_BTH = x_BTH if self.compute is None else x_BTH.to(self.compute)
-        inside = attention_dtype(x_BTH.device, x_BTH.dtype)
-        cos, sin = rope_tables(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)
-        tables = (cos.to(inside), sin.to(inside))
+        table = rope_table(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)
         prefixes: list[Prefix | None] = (
             self.prefix() if self.prefix is not None else [None] * len(self.layers)
         )
         for block, prefix in zip(self.layers, prefixes, strict=True):
             if self.recompute and torch.is_grad_enabled():
-                x_BTH = checkpoint(block, x_BTH, layout, tables, prefix, None, use_reentrant=False)
+                x_BTH = checkpoint(block, x_BTH, layout, table, prefix, None, use_reentrant=False)
             else:
-                x_BTH = block(x_BTH, layout, tables, prefix, cache)
+                x_BTH = block(x_BTH, layout, table, prefix, cache)
         if cache is not None:
             cache.advance(None if cache.filled else layout.lengths)
         return self.norm(x_BTH)

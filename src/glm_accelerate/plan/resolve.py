@@ -48,16 +48,13 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     say("model", f"{ground.family.name}, {ground.sizes.parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _said(config.data.template, "the model's tokenizer files"))
     say("data", f"{len(inputs.train):,} samples, {int(inputs.train.lengths.sum()):,} tokens", "counted")
-    step_samples = config.train.step_samples
-    if step_samples is None and config.train.step_tokens is None:
-        step_samples = DEFAULT_STEP_SAMPLES
+    step_samples = _step_samples(config)
     order = order_of(inputs, config, step_samples)
     per_epoch = len(order.epoch(0))
     steps = config.train.steps or order.steps_in(config.train.epochs or 1.0)
+    asked = config.train.step_samples or config.train.step_tokens
     size = f"{step_samples} samples" if step_samples else f"{config.train.step_tokens:,} tokens"
-    say(
-        "step", size, "the config" if config.train.step_samples or config.train.step_tokens else "the default"
-    )
+    say("step", size, "the config" if asked else "the default")
     say("steps", f"{steps:,}", _length_reason(config, per_epoch))
     micro_tokens, why = _micro_tokens(config, ground)
     say("tokens in one pass", f"{micro_tokens:,}", why)
@@ -73,15 +70,7 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     saved = every if every != "auto" else max(1, min(500, steps // 10))
     say("checkpoint", f"every {saved:,} steps", _said(every, "a tenth of the run, at most 500"))
     evaluated, judged = _evaluation(config, inputs, saved, say)
-    say("device", ground.hardware.name, f"{ground.hardware.device}, {ground.hardware.cores} cores")
-    if config.parallel.shard != "off":
-        say("shard", "off", "one device has nothing to divide")
-    say("offload", "off", "not built yet")
-    say(
-        "codec",
-        "none",
-        "compression is not built yet" if config.checkpoint.codec == "zstd" else "the default",
-    )
+    _say_what_waits(config, ground.hardware, say)
     return RunPlan(
         family=ground.family.name,
         template=inputs.template.name,
@@ -119,6 +108,11 @@ def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Ord
     """The order of a run's samples."""
     spans = tuple((span.start, span.stop, span.weight) for span in inputs.train.spans)
     return Order(inputs.train.lengths, spans, config.train.seed, step_samples, config.train.step_tokens)
+
+
+def _step_samples(config: RunConfig) -> int | None:
+    asked = config.train.step_samples
+    return DEFAULT_STEP_SAMPLES if asked is None and config.train.step_tokens is None else asked
 
 
 def _said(value: object, otherwise: str) -> str:

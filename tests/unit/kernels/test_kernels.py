@@ -9,10 +9,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from glm_accelerate.kernels.attention import attend_cache, attention, attention_reference
+from glm_accelerate.kernels.attention_blocks import attention_blocks
+from glm_accelerate.kernels.dropout import keep_mask
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from glm_accelerate.kernels.rms_norm import rms_norm
-from glm_accelerate.kernels.rope import rope, rope_tables
-from glm_accelerate.kernels.swiglu import swiglu
+from glm_accelerate.kernels.lora import lora_linear, lora_linear_reference
+from glm_accelerate.kernels.rms_norm import rms_norm, rms_norm_reference
+from glm_accelerate.kernels.rope import rope, rope_reference, rope_table
+from glm_accelerate.kernels.swiglu import swiglu, swiglu_reference
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -105,44 +108,123 @@ def test_attend_cache_ignores_what_is_not_filled() -> None:
         assert torch.allclose(out[row], alone[0].transpose(0, 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def gradients(
+    function: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """What a function returns in a dtype, and the gradients of a fixed weighting of it."""
+    leaves = [x.clone().to(dtype).requires_grad_(True) for x in inputs]
+    out = function(*leaves)
+    (out * normal(*out.shape, seed=9).to(out.dtype)).sum().backward()
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    assert len(found) == len(leaves)
+    return out.detach(), found
+
+
+def judge_all(
+    mine: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
+) -> None:
+    """Forward and every gradient by the house rule, from inputs that are already rounded."""
+    rounded = [x.to(dtype).double() for x in inputs]
+    exact_out, exact = gradients(plain, rounded, torch.float64)
+    mine_out, found = gradients(mine, rounded, dtype)
+    plain_out, others = gradients(plain, rounded, dtype)
+    judged(mine_out, plain_out, exact_out)
+    for gradient, other, truth in zip(found, others, exact, strict=True):
+        judged(gradient, other, truth)
+
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 7), (2, 33, 60)])
 def test_rms_norm(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
-    x, weight = normal(*shape).to(dtype), normal(shape[-1], seed=1).to(dtype)
-    leaves = [x.clone().requires_grad_(True), weight.clone().requires_grad_(True)]
-    plain = [x.clone().requires_grad_(True), weight.clone().requires_grad_(True)]
-    exact = [x.double().requires_grad_(True), weight.double().requires_grad_(True)]
-    outs = [
-        rms_norm(leaves[0], leaves[1], 1e-5),
-        torch.nn.functional.rms_norm(plain[0], (shape[-1],), plain[1], 1e-5),
-        torch.nn.functional.rms_norm(exact[0], (shape[-1],), exact[1], 1e-5),
-    ]
-    judged(*outs)
-    for out in outs:
-        (out * normal(*shape, seed=3).to(out.dtype)).sum().backward()
-    for mine, other, truth in zip(leaves, plain, exact, strict=True):
-        assert mine.grad is not None
-        assert other.grad is not None
-        assert truth.grad is not None
-        judged(mine.grad, other.grad, truth.grad)
+    inputs = [normal(*shape), normal(shape[-1], seed=1)]
+    judge_all(lambda x, w: rms_norm(x, w, 1e-5), lambda x, w: rms_norm_reference(x, w, 1e-5), inputs, dtype)
 
 
-def test_rope_turns_neighbours_and_leaves_the_rest() -> None:
-    x = normal(1, 5, 2, 16)
-    positions = torch.tensor([[0, 1, 2, 0, 7]])
-    cos, sin = rope_tables(positions, 8, 1e4)
-    out = rope(x, cos.double(), sin.double())
-    assert torch.equal(out[..., 8:], x[..., 8:])
-    assert torch.equal(out[:, 0], x[:, 0])  # position 0 turns nothing
-    for t, pair in itertools.product(range(5), range(4)):
-        turn = torch.polar(
-            torch.tensor(1.0).double(), positions[0, t] * torch.tensor(1e4).double() ** (-pair / 4)
-        )
-        expected = torch.complex(x[0, t, :, 2 * pair], x[0, t, :, 2 * pair + 1]) * turn
-        assert torch.allclose(torch.view_as_real(expected), out[0, t, :, 2 * pair : 2 * pair + 2], atol=1e-6)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 33, 122)])
+def test_swiglu(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    judge_all(swiglu, swiglu_reference, [normal(*shape)], dtype)
 
 
 def test_swiglu_activates_the_first_half() -> None:
     x = normal(3, 10)
     gate, up = x[:, :5], x[:, 5:]
     assert torch.allclose(swiglu(x), gate * gate.sigmoid() * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope(dtype: torch.dtype) -> None:
+    table = rope_table(torch.tensor([[0, 1, 2, 0, 700], [3, 4, 5, 6, 7]]), 8, 1e4)
+    judge_all(lambda x: rope(x, table), lambda x: rope_reference(x, table), [normal(2, 5, 3, 16)], dtype)
+
+
+def test_rope_turns_neighbours_and_leaves_the_rest() -> None:
+    x = normal(1, 5, 2, 16)
+    positions = torch.tensor([[0, 1, 2, 0, 7]])
+    out = rope(x, rope_table(positions, 8, 1e4))
+    assert torch.equal(out[..., 8:], x[..., 8:])
+    assert torch.equal(out[:, 0], x[:, 0])  # position 0 turns nothing
+    for t, pair in itertools.product(range(5), range(4)):
+        angle = positions[0, t].double() * 1e4 ** (-pair / 4)
+        turn = torch.polar(torch.ones((), dtype=torch.float64), angle)
+        expected = torch.complex(x[0, t, :, 2 * pair], x[0, t, :, 2 * pair + 1]) * turn
+        assert torch.allclose(torch.view_as_real(expected), out[0, t, :, 2 * pair : 2 * pair + 2], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tiles", [(1, 30, 129, 5), (300,)])
+def test_attention_in_blocks(dtype: torch.dtype, tiles: tuple[int, ...]) -> None:
+    """Documents shorter than a block, longer by one, and of several blocks."""
+    S = sum(tiles)
+    inputs = [normal(S, 6, 16), normal(S, 2, 16, seed=1), normal(S, 2, 16, seed=2)]
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_reference(q[None], k[None], v[None], tiles)[0]
+
+    judge_all(lambda q, k, v: attention_blocks(q, k, v, tiles), plain, inputs, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 37])
+def test_lora_linear(dtype: torch.dtype, rows: int) -> None:
+    weight, bias = normal(20, 60, seed=5), normal(20, seed=6)
+
+    def with_frozen(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, A, B: function(x, weight.to(x.dtype), bias.to(x.dtype), A, B, scale=4.0)
+
+    inputs = [normal(2, rows, 60), normal(8, 60, seed=1) * 0.1, normal(20, 8, seed=2) * 0.1]
+    judge_all(with_frozen(lora_linear), with_frozen(lora_linear_reference), inputs, dtype)
+
+
+def test_lora_dropout_is_of_the_adapter_alone_and_keeps_the_mean() -> None:
+    """With B = identity and W = 0 what comes out is the dropped input itself."""
+    x = torch.ones(400, 50, requires_grad=True)
+    eye = torch.eye(50)
+    torch.manual_seed(3)
+    out = lora_linear(x, torch.zeros(50, 50), None, eye, eye.clone(), scale=1.0, dropout=0.3)
+    values = torch.unique(out)
+    assert values.tolist() == pytest.approx([0.0, 1 / 0.7])
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad, out)  # the gradient takes the same mask
+    torch.manual_seed(3)
+    again = lora_linear(x, torch.zeros(50, 50), None, eye, eye.clone(), scale=1.0, dropout=0.3)
+    other = lora_linear(x, torch.zeros(50, 50), None, eye, eye.clone(), scale=1.0, dropout=0.3)
+    assert torch.equal(out, again)
+    assert not torch.equal(out, other)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_keep_mask(share: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mask = keep_mask(torch.empty(999, 101, dtype=dtype), share)
+    assert mask.dtype == dtype
+    assert mask.shape == (999, 101)
+    assert set(mask.unique().tolist()) == {0.0, 1.0}
+    assert mask.double().mean().item() == pytest.approx(1 - share, abs=0.005)
+    assert abs(torch.corrcoef(mask[:, :2].T.double())[0, 1].item()) < 0.1

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
 
+from glm_accelerate.kernels.lora import lora_linear
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES
 from glm_accelerate.models.linear import Linear
@@ -43,8 +43,9 @@ class LoraLinear(Linear):
         self.scale, self.share = settings.scale, settings.dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        down = linear(dropout(x, self.share, self.training), self.lora_A.to(x.dtype))
-        return super().forward(x) + linear(down * self.scale, self.lora_B.to(x.dtype))
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        share = self.share if self.training else 0.0
+        return lora_linear(x, weight, bias, self.lora_A, self.lora_B, scale=self.scale, dropout=share)
 
     def merged(self) -> Linear:
         """The plain layer that computes the same without dropout."""
