@@ -1,1 +1,54 @@
-"""glm-accelerate: train GLM models fast, in little memory, without stalls."""
+"""glm-accelerate: train GLM models fast, in little memory, without stalls. Importing this runs nothing."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm_accelerate.config.load import load_config
+    from glm_accelerate.config.schema import AdaptSection, RunConfig
+    from glm_accelerate.models.adapt import adapt
+    from glm_accelerate.models.adapt.files import load_adapter, save_adapter
+    from glm_accelerate.models.adapt.lora import merge
+    from glm_accelerate.models.weights import load_model
+    from glm_accelerate.models.write import save_model
+    from glm_accelerate.runtime.errors import UserError
+    from glm_accelerate.train import TRAIN as train
+    from glm_accelerate.train.run import Result
+
+WHERE = {
+    "AdaptSection": "config.schema",
+    "Result": "train.run",
+    "RunConfig": "config.schema",
+    "UserError": "runtime.errors",
+    "adapt": "models.adapt",
+    "load_adapter": "models.adapt.files",
+    "load_config": "config.load",
+    "load_model": "models.weights",
+    "merge": "models.adapt.lora",
+    "save_adapter": "models.adapt.files",
+    "save_model": "models.write",
+}
+
+__all__ = [
+    "AdaptSection",
+    "Result",
+    "RunConfig",
+    "UserError",
+    "adapt",
+    "load_adapter",
+    "load_config",
+    "load_model",
+    "merge",
+    "save_adapter",
+    "save_model",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    """A public name is looked up where it lives when it is first asked for: torch takes a second to import."""
+    if name == "train":  # the room is callable: `train(config)`
+        return import_module("glm_accelerate.train")
+    if name not in WHERE:
+        raise AttributeError(f"glm_accelerate has no {name!r}")
+    return getattr(import_module(f"glm_accelerate.{WHERE[name]}"), name)

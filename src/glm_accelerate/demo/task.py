@@ -1,6 +1,6 @@
 """The demo's lessons: short questions in English and Chinese, each with exactly one right answer.
 
-Phrases to translate, numbers to write out, records and registers to look things up in, a city to find
+Phrases and sentences to translate, numbers to write out, records to look things up in, a city to find
 among other words: most are short, a few are long, as real conversations are. An eighth of all
 combinations is held out: no training example has them, so they can't be answered by heart.
 """
@@ -30,20 +30,23 @@ TRADES = {
     "doctor": "医生", "teacher": "老师", "farmer": "农民", "painter": "画家", "lawyer": "律师",
     "singer": "歌手", "baker": "面包师", "driver": "司机", "nurse": "护士", "writer": "作家",
 }  # fmt: skip
-PEOPLE = ("Anna", "Boris", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "James")
-PEOPLE_ZH = ("王芳", "李伟", "张敏", "刘洋", "陈静", "杨帆", "赵磊", "黄丽", "周杰", "吴霞")
+PEOPLE = {
+    "Anna": "安娜", "Boris": "鲍里斯", "Clara": "克拉拉", "David": "大卫", "Emma": "艾玛",
+    "Frank": "弗兰克", "Grace": "格蕾丝", "Henry": "亨利", "Irene": "艾琳", "James": "詹姆斯",
+}  # fmt: skip
+DEEDS = {"sees": "看见", "buys": "买", "sells": "卖", "likes": "喜欢", "draws": "画", "wants": "想要"}
 ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )  # fmt: skip
 TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-MOST_HAY = 300
+MOST_HAY = 400
 DIGITS_ZH = "零一二三四五六七八九"
 PETS = {"cat": "猫", "dog": "狗", "fish": "鱼", "bird": "鸟", "horse": "马"}
-WORDS = "Translate into Chinese the Write in words digits name city work pet Look up Which hundred"
+WORDS = "Translate into Chinese the in Write in words digits name city work pet Look up Which hundred"
 WORDS_ZH = (
     "翻译成英文", "逐位读出", "用数字写", "姓名", "城市", "职业", "宠物", "查找",
-    "哪座城市", "：", "、", "？",
+    "哪座城市", "：", "、", "？", "在",
 )  # fmt: skip
 
 
@@ -74,12 +77,13 @@ class Language:
 
 
 ENGLISH = Language(
-    tuple(QUALITIES | THINGS), PEOPLE, tuple(CITIES), tuple(TRADES), tuple(PETS),
+    tuple(QUALITIES | THINGS), tuple(PEOPLE), tuple(CITIES), tuple(TRADES), tuple(PETS),
     ("name", "city", "work", "pet"), "=", " ", "Look up:", "Which city?",
 )  # fmt: skip
 CHINESE = Language(
-    tuple((QUALITIES | THINGS).values()), PEOPLE_ZH, tuple(CITIES.values()), tuple(TRADES.values()),
-    tuple(PETS.values()), ("姓名", "城市", "职业", "宠物"), "：", "、", "查找：", "哪座城市？",
+    tuple((QUALITIES | THINGS).values()), tuple(PEOPLE.values()), tuple(CITIES.values()),
+    tuple(TRADES.values()), tuple(PETS.values()), ("姓名", "城市", "职业", "宠物"),
+    "：", "、", "查找：", "哪座城市？",
 )  # fmt: skip
 
 
@@ -101,13 +105,20 @@ def by_digit(number: int) -> str:
     return CHINESE.comma.join(DIGITS_ZH[int(digit)] for digit in str(number))
 
 
-def translate(draw: random.Random) -> Example:
+def phrase(draw: random.Random) -> Example:
     """A phrase, either way."""
     quality, thing = draw.choice(tuple(QUALITIES)), draw.choice(tuple(THINGS))
     english, chinese = f"the {quality} {thing}", QUALITIES[quality] + THINGS[thing]
-    if draw.random() < 0.5:
-        return Example("translate", english, f"Translate into Chinese:\n{english}", chinese)
-    return Example("translate", english, f"翻译成英文：\n{chinese}", english)
+    return _translate("phrase", draw, english, chinese)
+
+
+def sentence(draw: random.Random) -> Example:
+    """A sentence, either way; the words stand in another order."""
+    person, deed, city = draw.choice(tuple(PEOPLE)), draw.choice(tuple(DEEDS)), draw.choice(tuple(CITIES))
+    quality, thing = draw.choice(tuple(QUALITIES)), draw.choice(tuple(THINGS))
+    english = f"{person} {deed} the {quality} {thing} in {city}"
+    chinese = f"{PEOPLE[person]}在{CITIES[city]}{DEEDS[deed]}{QUALITIES[quality]}{THINGS[thing]}"
+    return _translate("sentence", draw, english, chinese)
 
 
 def number(draw: random.Random) -> Example:
@@ -126,21 +137,17 @@ def number(draw: random.Random) -> Example:
 
 
 def record(draw: random.Random) -> Example:
-    """One person's particulars, in any order; some are asked for."""
+    """One person's particulars, in any order; some are asked for, in any order."""
     words = draw.choice((ENGLISH, CHINESE))
     kinds = (words.people, words.cities, words.trades, words.pets)
     lines = [
         f"{field}{words.equals}{draw.choice(kind)}" for field, kind in zip(words.fields, kinds, strict=True)
     ]
-    return _look_up("record", draw, lines, words)
-
-
-def register(draw: random.Random) -> Example:
-    """Where each of several people is; some are asked for."""
-    words = draw.choice((ENGLISH, CHINESE))
-    people = draw.sample(words.people, k=_tail(draw, 2, len(words.people)))
-    lines = [f"{person}{words.equals}{draw.choice(words.cities)}" for person in people]
-    return _look_up("register", draw, lines, words)
+    draw.shuffle(lines)
+    answer = draw.sample(lines, k=draw.randint(1, 3))
+    said = "\n".join(lines)
+    asked = "\n".join(line.split(words.equals)[0] for line in answer)
+    return Example("record", said, f"{said}\n{words.look_up}\n{asked}", "\n".join(answer))
 
 
 def needle(draw: random.Random) -> Example:
@@ -153,27 +160,24 @@ def needle(draw: random.Random) -> Example:
     return Example("needle", said, f"{words.which_city}\n{said}", city)
 
 
-def _look_up(lesson: str, draw: random.Random, lines: list[str], words: Language) -> Example:
-    """The answer is the lines that begin with what is asked for, in the order of the question."""
-    draw.shuffle(lines)
-    answer = draw.sample(lines, k=draw.randint(1, len(lines)))
-    said = "\n".join(lines)
-    asked = "\n".join(line.split(words.equals)[0] for line in answer)
-    return Example(lesson, said, f"{said}\n{words.look_up}\n{asked}", "\n".join(answer))
+def _translate(lesson: str, draw: random.Random, english: str, chinese: str) -> Example:
+    if draw.random() < 0.5:
+        return Example(lesson, english, f"Translate into Chinese:\n{english}", chinese)
+    return Example(lesson, english, f"翻译成英文：\n{chinese}", english)
 
 
 LESSONS: dict[str, Callable[[random.Random], Example]] = {
-    "translate": translate,
+    "phrase": phrase,
+    "sentence": sentence,
     "number": number,
     "record": record,
-    "register": register,
     "needle": needle,
 }
 
 
 def _tail(draw: random.Random, low: int, high: int) -> int:
     """A long-tailed count: mostly near `low`, now and then near `high`."""
-    return min(high, low + int(2 * draw.paretovariate(1.3)) - 2)
+    return min(high, low + int(2 * draw.paretovariate(1.1)) - 2)
 
 
 def is_held_out(combination: str) -> bool:
@@ -196,15 +200,15 @@ def examples(count: int, *, seed: int, held_out: bool) -> list[Example]:
 
 def vocabulary() -> list[str]:
     """Every word of the lessons, as the tokenizer meets it: with the space or mark before it."""
-    english = [*WORDS.split(), *QUALITIES, *THINGS, *CITIES, *TRADES, *PEOPLE, *ONES, *TENS[2:]]
-    chinese = [*WORDS_ZH, *QUALITIES.values(), *THINGS.values(), *CITIES.values(), *TRADES.values()]
+    english = [*WORDS.split(), *QUALITIES, *THINGS, *CITIES, *TRADES, *PEOPLE, *DEEDS, *ONES, *TENS[2:]]
+    chinese = [*WORDS_ZH, *DIGITS_ZH, *DEEDS.values(), *CHINESE.words, *CHINESE.people, *CHINESE.cities]
     marked = [
         f"{words.equals}{value}"
         for words in (ENGLISH, CHINESE)
         for value in (*words.people, *words.cities, *words.trades, *words.pets)
     ]
     listed = [f"{CHINESE.comma}{word}" for word in (*CHINESE.words, *CHINESE.cities, *DIGITS_ZH)]
-    return [*english, *(f" {word}" for word in english), *chinese, *PEOPLE_ZH, *DIGITS_ZH, *marked, *listed]
+    return [*english, *(f" {word}" for word in english), *chinese, *marked, *listed]
 
 
 def write_examples(path: Path, made: Sequence[Example]) -> None:

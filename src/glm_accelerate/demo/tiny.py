@@ -89,7 +89,9 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(words, trainer=trainer)
+    # Characters first: else the last byte of one and the first of the next could become a token.
+    characters = [character for word in words for character in word if not character.isascii()]
+    tokenizer.train_from_iterator([*words, *characters * 20], trainer=trainer)
     tokenizer.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
     )
@@ -132,9 +134,10 @@ def weights(size: Size, vocabulary: int, seed: int) -> dict[str, torch.Tensor]:
     def matrix(rows: int, columns: int, deviation: float | None = None) -> torch.Tensor:
         return torch.randn(rows, columns, generator=draw) * (deviation or 1 / math.sqrt(columns))
 
+    embedding = matrix(vocabulary, hidden, 1.0)
     made = {
-        "model.embed_tokens.weight": matrix(vocabulary, hidden, 1.0),
-        "lm_head.weight": matrix(vocabulary, hidden, 0.02),
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": embedding * 0.02,  # as if they were tied, so that copying a word is soon learnt
         "model.norm.weight": torch.ones(hidden),
     }
     for layer in range(size.layers):

@@ -26,8 +26,9 @@ def attention(
     """
     if prefix is None and in_blocks(q_BTND.device, q_BTND.dtype):
         B, T = q_BTND.shape[:2]
-        rows = (tensor.flatten(0, 1) for tensor in (q_BTND, k_BTKD, v_BTKD))
-        return attention_blocks(*rows, [T] * B if lengths is None else lengths).unflatten(0, (B, T))
+        tiles = [T] * B if lengths is None else lengths
+        flat = attention_blocks(q_BTND.flatten(0, 1), k_BTKD.flatten(0, 1), v_BTKD.flatten(0, 1), tiles)
+        return flat.unflatten(0, (B, T))
     groups = q_BTND.shape[2] // k_BTKD.shape[2]
     k_BTND, v_BTND = _repeat(k_BTKD, groups), _repeat(v_BTKD, groups)
     if lengths is None:
