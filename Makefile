@@ -11,7 +11,7 @@ demo: $(VENV)/.core
 	$(BIN)/glm-accelerate demo
 
 test: $(VENV)/.dev lint
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks

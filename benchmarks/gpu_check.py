@@ -241,6 +241,7 @@ def steps(config: dict[str, Any], tokens: int, device: torch.device, recompute: 
     step = row_of(tokens, config["vocab_size"])
     seconds: list[float] = []
     losses: list[float] = []
+    torch.manual_seed(0)  # the same dropout with and without recomputing
     for _ in range(WARMUP + MEASURED):
         began = time.perf_counter()
         # It reads the loss at its end, so the device has finished when the clock is read.

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """A public name is looked up where it lives when it is first asked for: torch takes a second to import."""
+    """A public name is looked up where it lives when first asked for: torch takes a second to import."""
     if name == "train":  # the room is callable: `train(config)`
         return import_module("glm_accelerate.train")
     if name not in WHERE:

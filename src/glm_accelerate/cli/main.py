@@ -14,6 +14,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NoReturn, Protocol, cast
 
+from glm_accelerate.runtime.env import share_cores
 from glm_accelerate.runtime.errors import UserError
 
 DONE, OUR_BUG, USERS_INPUT, STOPPED = 0, 1, 2, 75
@@ -89,6 +90,7 @@ def _dispatch(words: list[str]) -> int:
         close = difflib.get_close_matches(name, list(verbs()), n=1)
         cure = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(verbs())}"
         raise UserError(f"there is no verb `{name}`", cure=cure)
+    share_cores()
     verb = cast("Verb", import_module(f"glm_accelerate.cli.{name}"))
     parser = Parser(prog=f"glm-accelerate {name}", description=verb.HELP, allow_abbrev=False)
     verb.arguments(parser)

@@ -6,7 +6,7 @@ Written by hand, so that a picture needs no plotting library.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from glm_accelerate.observe.events import Event
 
@@ -59,13 +59,13 @@ def losses(events: Iterable[Event], kind: str) -> list[Point]:
     return sorted(point for point in points if math.isfinite(point[1]))
 
 
-def smoothed(points: Sequence[Point], window: int) -> list[Point]:
-    """The running mean of the last `window` points."""
+def smoothed(points: Sequence[Point], reach: int) -> list[Point]:
+    """Each point with the mean of those up to `reach` before and after it."""
+    sums = [0.0, *accumulate(loss for _, loss in points)]
     means: list[Point] = []
-    total = 0.0
-    for index, (step, loss) in enumerate(points):
-        total += loss - (points[index - window][1] if index >= window else 0.0)
-        means.append((step, total / min(index + 1, window)))
+    for index, (step, _) in enumerate(points):
+        first, last = max(0, index - reach), min(len(points), index + reach + 1)
+        means.append((step, (sums[last] - sums[first]) / (last - first)))
     return means
 
 
@@ -76,7 +76,7 @@ def loss_curve(events: Sequence[Event], title: str) -> str:
     last_step = max((step for step, _ in every), default=1.0) or 1.0
     ticks = _ticks(max((loss for _, loss in every), default=1.0) or 1.0)
     frame = Frame(last_step, ticks[-1])
-    mean = smoothed(train, max(1, len(train) // 40))
+    mean = smoothed(train, len(train) // 80)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{_escaped(title)}">',

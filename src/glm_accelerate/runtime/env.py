@@ -38,6 +38,14 @@ def visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def share_cores() -> None:
+    """Threads that wait give their core back soon, unless GOMP_SPINCOUNT says otherwise. Before torch loads.
+
+    They spin for milliseconds as shipped, which beside another program costs most of the speed.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
 def compiler() -> str | None:
     """The C++ compiler that CXX names, if it is set."""
     return os.environ.get("CXX") or None

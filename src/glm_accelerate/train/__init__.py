@@ -1,7 +1,7 @@
 """The training loop and what it is built from.
 
-The room and the public function `glm_accelerate.train(config)` share a name, and Python binds a package's name
-to its module once anything in it is imported: so the module itself is callable.
+The room and the public function `glm_accelerate.train(config)` share a name, and Python binds a package's
+name to its module once anything in it is imported: so the module itself is callable.
 """
 
 import sys

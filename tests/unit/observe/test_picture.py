@@ -45,8 +45,9 @@ def test_an_empty_run_has_a_picture_too(events: list[Event]) -> None:
 
 
 def test_the_running_mean() -> None:
-    points = [(float(step), float(step)) for step in range(6)]
-    assert [mean for _, mean in smoothed(points, 3)] == [0, 0.5, 1, 2, 3, 4]
+    points = [(float(step), float(step * step)) for step in range(5)]
+    assert [mean for _, mean in smoothed(points, 1)] == [1 / 2, 5 / 3, 14 / 3, 29 / 3, 25 / 2]
+    assert smoothed(points, 0) == points
 
 
 def test_a_sparkline_falls_with_its_values() -> None:
