@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.generate.sample import GREEDY, Sampling, pick
-from glm_accelerate.kernels.choose import turning_dtype
+from glm_accelerate.kernels.choose import cache_dtype
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
@@ -90,7 +90,7 @@ class _Decoding:
         self.prompts = prompts
         self.living = len(prompts) if max_new_tokens > 0 else 0
         device = model.embed.device
-        dtype = turning_dtype(device, model.compute or model.embed.dtype)
+        dtype = cache_dtype(device, model.compute or model.embed.dtype)
         capacity = max(len(prompt) + _room(model, prompt, max_new_tokens) for prompt in prompts)
         self.cache = KeyValueCache(model.sizes, len(prompts), capacity, dtype, device)
         self.last_B = torch.empty(0, dtype=torch.long, device=device)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from glm_accelerate.kernels.attention_blocks import attention_blocks
-from glm_accelerate.kernels.choose import in_blocks
+from glm_accelerate.kernels.choose import attention_dtype
 
 
 def attention(
@@ -24,11 +23,6 @@ def attention(
 
     `prefix` is (keys, values), each of shape KPD, that stand before every document, seen by all of it.
     """
-    if prefix is None and in_blocks(q_BTND.device, q_BTND.dtype):
-        B, T = q_BTND.shape[:2]
-        tiles = [T] * B if lengths is None else lengths
-        flat = attention_blocks(q_BTND.flatten(0, 1), k_BTKD.flatten(0, 1), v_BTKD.flatten(0, 1), tiles)
-        return flat.unflatten(0, (B, T))
     groups = q_BTND.shape[2] // k_BTKD.shape[2]
     k_BTND, v_BTND = _repeat(k_BTKD, groups), _repeat(v_BTKD, groups)
     if lengths is None:
@@ -37,6 +31,23 @@ def attention(
     rows = (tensor.reshape(1, -1, *shape[2:]) for tensor in (q_BTND, k_BTND, v_BTND))
     parts = zip(*(row.split(list(lengths), dim=1) for row in rows), strict=True)
     return torch.cat([_one(q, k, v, prefix) for q, k, v in parts], dim=1).view(shape)
+
+
+def _one(q_BTND: Tensor, k_BTND: Tensor, v_BTND: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Rows that are one document each."""
+    dtype = attention_dtype(q_BTND.device, q_BTND.dtype, q_BTND.shape[1])
+    q_BNTD, k_BNTD, v_BNTD = (tensor.to(dtype).transpose(1, 2) for tensor in (q_BTND, k_BTND, v_BTND))
+    if prefix is None:
+        out = scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
+        return out.transpose(1, 2).to(q_BTND.dtype)
+    B, N, T, _ = q_BNTD.shape
+    seen, seen_values = (_before(tensor, B, N).to(dtype) for tensor in prefix)
+    P = seen.shape[2]
+    mask_TS = torch.ones(T, P + T, dtype=torch.bool, device=q_BTND.device).tril(P)
+    out = scaled_dot_product_attention(
+        q_BNTD, torch.cat((seen, k_BNTD), 2), torch.cat((seen_values, v_BNTD), 2), attn_mask=mask_TS
+    )
+    return out.transpose(1, 2).to(q_BTND.dtype)
 
 
 def attend_cache(
@@ -56,20 +67,6 @@ def attend_cache(
         keys, values = torch.cat((before, keys), 2), torch.cat((before_values, values), 2)
         seen_BS = torch.cat((seen_BS.new_ones(B, before.shape[2]), seen_BS), 1)
     out = scaled_dot_product_attention(q_B1ND.transpose(1, 2), keys, values, attn_mask=seen_BS[:, None, None])
-    return out.transpose(1, 2)
-
-
-def _one(q_BTND: Tensor, k_BTND: Tensor, v_BTND: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
-    q_BNTD, k_BNTD, v_BNTD = (tensor.transpose(1, 2) for tensor in (q_BTND, k_BTND, v_BTND))
-    if prefix is None:
-        return scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True).transpose(1, 2)
-    B, N, T, _ = q_BNTD.shape
-    seen, seen_values = (_before(tensor, B, N).to(q_BNTD.dtype) for tensor in prefix)
-    P = seen.shape[2]
-    mask_TS = torch.ones(T, P + T, dtype=torch.bool, device=q_BNTD.device).tril(P)
-    out = scaled_dot_product_attention(
-        q_BNTD, torch.cat((seen, k_BNTD), 2), torch.cat((seen_values, v_BNTD), 2), attn_mask=mask_TS
-    )
     return out.transpose(1, 2)
 
 

@@ -14,25 +14,26 @@ class Choice:
     why: str
 
 
-def in_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention runs in our own blocks of products."""
-    return device.type == "cpu" and dtype == torch.bfloat16
+SHORT = 300  # tokens: a document up to here is faster in float32 on a CPU, a longer one in bfloat16
 
 
-def turning_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """In which numbers positions are applied and keys cached, for activations of `dtype`."""
+def attention_dtype(device: torch.device, dtype: torch.dtype, length: int) -> torch.dtype:
+    """In which numbers a document of `length` attends, for activations of `dtype`."""
+    return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 and length <= SHORT else dtype
+
+
+def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """In which numbers keys and values are cached: torch's masked attention in bfloat16 crawls on a CPU."""
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
 
 
 def choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
     """Every operator's path for activations of `dtype` on `device`."""
-    if in_blocks(device, dtype):
-        attention = Choice("attention", "blocks of bfloat16 products", "faster than torch's on a CPU")
-    else:
-        name = str(dtype).removeprefix("torch.")
-        attention = Choice("attention", f"torch's, per document, {name}", "no document sees another")
+    name = str(dtype).removeprefix("torch.")
+    if attention_dtype(device, dtype, 1) != dtype:
+        name = f"float32 up to {SHORT} tokens, then {name}"
     return [
-        attention,
+        Choice("attention", f"torch's, per document, {name}", "no document sees another"),
         Choice("cross-entropy", "chunked, float32 sums", "the step's logits never exist at once"),
         Choice("norm, rotary, swiglu, LoRA", "PyTorch, own backward", "runs on every device, keeps little"),
     ]

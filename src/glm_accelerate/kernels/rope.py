@@ -1,7 +1,6 @@
 """Rotary positions as GLM has them: neighbours (2i, 2i+1) turn, and only the first dimensions of a head.
 
-A pair of neighbours is a complex number and a rotation is a product with one, which is a single pass over
-memory; bfloat16 has no complex numbers, so there the definition runs.
+A pair of neighbours is a complex number and a rotation a product with one: a single pass over memory.
 """
 
 from typing import Any
@@ -28,18 +27,17 @@ def rope_reference(x_BTND: Tensor, table_BT1R: Tensor) -> Tensor:
 
 def rope(x_BTND: Tensor, table_BT1R: Tensor) -> Tensor:
     """Turns the first 2R dimensions of every head by its token's position; the rest passes through."""
-    if x_BTND.dtype not in (torch.float32, torch.float64):
-        return rope_reference(x_BTND, table_BT1R)
     turned: Any = _Turn.apply(x_BTND, table_BT1R)
     return turned
 
 
 def _turn(x: Tensor, table: Tensor) -> Tensor:
+    """In float32 at least, rounded once."""
     R = table.shape[-1]
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    pairs, made = (torch.view_as_complex(whole.unflatten(-1, (-1, 2)))[..., :R] for whole in (x, out))
-    torch.mul(pairs, table.to(pairs.dtype), out=made)
-    out[..., 2 * R :] = x[..., 2 * R :]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    pairs = torch.view_as_complex(x[..., : 2 * R].to(wide).unflatten(-1, (-1, 2)).contiguous())
+    out = x.clone(memory_format=torch.contiguous_format)
+    out[..., : 2 * R] = torch.view_as_real(pairs * table.to(pairs.dtype)).flatten(-2)
     return out
 
 
@@ -52,4 +50,4 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None]:
         (table,) = ctx.saved_tensors
-        return _turn(slopes[0].contiguous(), table.conj()), None  # turning back is the transpose of turning
+        return _turn(slopes[0], table.conj()), None  # turning back is the transpose of turning

@@ -7,7 +7,6 @@ Letters: B rows, T tokens, H width, N query heads, K key/value heads, D head wid
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.attention import attend_cache, attention
-from glm_accelerate.kernels.choose import turning_dtype
 from glm_accelerate.kernels.rope import rope
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
@@ -43,16 +42,15 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in self._project(x_BTH))
-        turning = turning_dtype(x_BTH.device, x_BTH.dtype)
-        q_BTND, k_BTKD = rope(q.to(turning), table), rope(k.to(turning), table)
+        q_BTND, k_BTKD = rope(q, table), rope(k, table)
         if cache is not None and cache.filled:
-            keys, values = cache.append(self.layer, k_BTKD, v.to(turning))
-            out = attend_cache(q_BTND, keys, values, cache.lengths_B + 1, prefix)
+            keys, values = cache.append(self.layer, k_BTKD, v)
+            out = attend_cache(q_BTND.to(keys.dtype), keys, values, cache.lengths_B + 1, prefix)
         else:
             if cache is not None:
                 cache.fill(self.layer, k_BTKD, v, layout.lengths)
             lengths = None if layout.whole_rows else layout.lengths
-            out = attention(q_BTND.to(x_BTH.dtype), k_BTKD.to(x_BTH.dtype), v, lengths, prefix)
+            out = attention(q_BTND, k_BTKD, v, lengths, prefix)
         return self.o_proj(out.flatten(-2).to(x_BTH.dtype))
 
     def _project(self, x_BTH: Tensor) -> tuple[Tensor, ...]:

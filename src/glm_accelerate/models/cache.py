@@ -35,8 +35,8 @@ class KeyValueCache:
     def append(self, layer: int, k_B1KD: Tensor, v_B1KD: Tensor) -> tuple[Tensor, Tensor]:
         """Store one token a row; returns all keys and values up to the longest row."""
         rows = torch.arange(len(self.lengths_B), device=self.lengths_B.device)
-        self.keys_LBSKD[layer, rows, self.lengths_B] = k_B1KD[:, 0]
-        self.values_LBSKD[layer, rows, self.lengths_B] = v_B1KD[:, 0]
+        self.keys_LBSKD[layer, rows, self.lengths_B] = k_B1KD[:, 0].to(self.keys_LBSKD.dtype)
+        self.values_LBSKD[layer, rows, self.lengths_B] = v_B1KD[:, 0].to(self.values_LBSKD.dtype)
         return self.keys_LBSKD[layer, :, : self.used + 1], self.values_LBSKD[layer, :, : self.used + 1]
 
     def advance(self, lengths: Sequence[int] | None = None) -> None:

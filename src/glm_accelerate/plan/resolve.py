@@ -147,7 +147,7 @@ def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
     longest = aligned(int(ground.inputs.train.lengths.max()))
     wanted = 8192 if ground.hardware.memory_bytes > 40 * 2**30 else 4096
     if ground.hardware.device == "cpu":
-        wanted = 1024
+        wanted = 2048
     if longest > wanted:
         return longest, "the longest sample"
     return wanted, f"enough to keep a {ground.hardware.device} busy"

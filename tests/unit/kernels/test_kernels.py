@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from glm_accelerate.kernels.attention import attend_cache, attention, attention_reference
-from glm_accelerate.kernels.attention_blocks import attention_blocks
 from glm_accelerate.kernels.dropout import keep_mask
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from glm_accelerate.kernels.lora import lora_linear, lora_linear_reference
@@ -175,16 +174,17 @@ def test_rope_turns_neighbours_and_leaves_the_rest() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tiles", [(1, 30, 129, 5), (300,)])
-def test_attention_in_blocks(dtype: torch.dtype, tiles: tuple[int, ...]) -> None:
-    """Documents shorter than a block, longer by one, and of several blocks."""
-    S = sum(tiles)
-    inputs = [normal(S, 6, 16), normal(S, 2, 16, seed=1), normal(S, 2, 16, seed=2)]
-
-    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention_reference(q[None], k[None], v[None], tiles)[0]
-
-    judge_all(lambda q, k, v: attention_blocks(q, k, v, tiles), plain, inputs, dtype)
+@pytest.mark.parametrize("tiles", [(1, 30, 129, 5), (310, 4)])
+def test_attention_in_both_dtypes(dtype: torch.dtype, tiles: tuple[int, ...]) -> None:
+    """Documents on both sides of the length at which a CPU changes its numbers."""
+    T = sum(tiles)
+    inputs = [normal(1, T, 6, 16), normal(1, T, 2, 16, seed=1), normal(1, T, 2, 16, seed=2)]
+    judge_all(
+        lambda q, k, v: attention(q, k, v, tiles),
+        lambda q, k, v: attention_reference(q, k, v, tiles),
+        inputs,
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
