@@ -1,0 +1,72 @@
+"""What the documents say exists: paths, links, verbs, presets, public names, and the README's Python."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import glm_accelerate as ga
+from glm_accelerate.cli.main import verbs
+from glm_accelerate.config.load import preset_names
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_named_files_exist(page: Path) -> None:
+    """A path in backticks is a file of this repository, or of the package."""
+    named = re.findall(r"`([\w./-]+/(?:[\w.-]+\.(?:py|md|sh|yaml))?)`", page.read_text(encoding="utf-8"))
+    outside = ("runs/my/evals/", "benchmarks/results/race-")
+    for name in named:
+        if name.startswith(outside):
+            continue
+        assert (ROOT / name).exists() or (ROOT / "src/glm_accelerate" / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_named_verbs_and_presets_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"glm-accelerate ([a-z]\w+) ", text)) <= set(verbs())
+    assert set(re.findall(r"preset:([a-z0-9.-]+)", text)) <= set(preset_names())
+
+
+def test_the_architecture_fits_on_a_page() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()) <= 80
+
+
+@pytest.mark.parametrize("verb", sorted(verbs()))
+def test_every_verb_explains_itself(verb: str) -> None:
+    command = [sys.executable, "-m", "glm_accelerate.cli.main", verb, "--help"]
+    assert "usage: glm-accelerate" in subprocess.check_output(command, text=True)
+
+
+def test_the_python_in_the_readme_runs(
+    tiny_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands, but for the place of the model and the number of steps."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(tiny_run))
+    monkeypatch.chdir(tmp_path)
+    code = code.replace("/models/GLM-4-9B-0414", str(tiny_run["model"]["path"])).replace(
+        "steps=100", "steps=2"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert isinstance(names["result"], ga.Result)
+    assert names["result"].done
+    assert any("lora_A" in name for name, _ in names["model"].named_parameters())
