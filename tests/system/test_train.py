@@ -190,6 +190,12 @@ def test_a_changed_config_is_shown_and_refused(command: list[str], tmp_path: Pat
     assert max(steps(tmp_path / "run")) == 3
 
 
+def test_a_mistake_before_the_first_step_can_be_mended(tiny_run: Said, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        go(tiny_run, tmp_path / "run", data={"train": str(tmp_path / "nowhere.jsonl")})
+    assert go(tiny_run, tmp_path / "run").done
+
+
 def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> None:
     go(tiny_run, tmp_path / "whole")
     run = tmp_path / "run"

@@ -23,9 +23,9 @@ class ConfigChanged(UserError):
 
 
 def keep_config(run: Path, config: RunConfig, accept_changes: bool) -> None:
-    """Write config.yaml, or compare with the one that is there."""
+    """Write config.yaml, or compare with the one there. A run that never began may still be mended."""
     path = run / "config.yaml"
-    if path.is_file():
+    if path.is_file() and (run / "events.jsonl").is_file():
         changes = differences(load_config(path), config)
         if changes and not accept_changes:
             raise ConfigChanged(run, changes)
