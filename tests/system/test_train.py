@@ -288,6 +288,26 @@ def test_init_from_an_adapter_and_a_run(tiny_run: Said, tmp_path: Path) -> None:
         assert second.losses[0] == pytest.approx(first.losses[14], rel=1e-4)
 
 
+def test_a_run_on_another_run_resumes_on_the_same_weights(tiny_run: Said, tmp_path: Path) -> None:
+    """What --init-from named stays the base: for a resume, and for whoever opens the checkpoint."""
+    from glm_accelerate.checkpoint.load import open_model
+
+    go(tiny_run, tmp_path / "first")
+    start = Start(init_from=tmp_path / "first")
+    go(tiny_run, tmp_path / "whole", start=start)
+    go(tiny_run, tmp_path / "parts", start=start, stop_after=5)
+    go(tiny_run, tmp_path / "parts")
+    assert same(state(tmp_path / "whole", 14), state(tmp_path / "parts", 14))
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        opened = open_model(tmp_path / "whole").model(tokens)
+        alone = open_model(tmp_path / "first").model(tokens)
+    assert not torch.equal(opened, alone)
+    (tmp_path / "whole" / "init_from").unlink()
+    with torch.no_grad():
+        assert not torch.equal(open_model(tmp_path / "whole").model(tokens), opened)
+
+
 def test_disk_full_while_saving_keeps_the_old(command: list[str], tmp_path: Path) -> None:
     """A limit on file size stands for a full disk: the save fails by name, what was published stays whole."""
     assert subprocess.run([*command, "train.steps=3"], check=False, capture_output=True).returncode == 0

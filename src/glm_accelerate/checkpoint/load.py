@@ -22,6 +22,8 @@ from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime.errors import UserError
 
+INIT_FROM = "init_from"  # in a run's directory: whose weights it began on, where that is not its model
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -82,6 +84,19 @@ def open_model(
     return opened
 
 
+def load_base(
+    run: Path, directory: Path, *, dtype: torch.dtype | None, device: torch.device | str | None
+) -> Decoder:
+    """The weights that a run began on: its model directory, or what --init-from named, merged."""
+    said = run / INIT_FROM
+    if not said.is_file():
+        return load_model(directory, dtype=dtype, device=device)
+    source = Path(said.read_text(encoding="utf-8").strip())
+    if not source.is_dir():
+        raise UserError("the run began on this with --init-from, and it is gone", where=source)
+    return open_model(source, dtype=dtype, device=device, merged=True).model
+
+
 def _open(
     path: Path, base: Path | None, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Opened:
@@ -95,7 +110,8 @@ def _open(
     parts = read_parts(checkpoint)
     config = _config_of(checkpoint)
     directory = base or locate(config.model.path)
-    model = load_model(directory, dtype=dtype or getattr(torch, config.model.dtype), device=device)
+    wanted = dtype or getattr(torch, config.model.dtype)
+    model = load_base(checkpoint.resolve().parent.parent, directory, dtype=wanted, device=device)
     adapt(model, config.adapt)
     load_weights(model, parts.weights, checkpoint)
     return Opened(model.eval(), directory, parts.manifest.facts["template"], parts.manifest.step)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from glm_accelerate.checkpoint.load import Parts, load_weights, open_model, read_parts
+from glm_accelerate.checkpoint.load import INIT_FROM, Parts, load_base, load_weights, read_parts
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.checkpoint.retain import abandon_after, retain
 from glm_accelerate.checkpoint.save import save
@@ -20,7 +20,7 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import is_adapter, load_adapter
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
-from glm_accelerate.models.weights import load_model, read_config
+from glm_accelerate.models.weights import read_config
 from glm_accelerate.observe.events import EventLog, Events, Observer, last_attempt
 from glm_accelerate.observe.sinks import open_sinks
 from glm_accelerate.optim.build import build_optimizer, load_optimizer_state, optimizer_state
@@ -78,12 +78,13 @@ def built(
         if parts:
             warnings = [*warnings, *check(dict(parts.manifest.fingerprints), prints, checkpoint)]
             abandon_after(directory, parts.manifest.step)
-        model = _model(config, plan, model_dir, start.init_from, parts)
+        if parts is None:
+            _remember_base(directory, start.init_from)
+        model = _model(config, plan, model_dir, directory, start.init_from, parts)
         optimizer = build_optimizer(model.named_parameters(), config.optim)
-        progress = Progress()
+        progress = Progress.from_json(parts.state) if parts else Progress()
         if parts:
             load_optimizer_state(optimizer, model.named_parameters(), parts.optimizer)
-            progress = Progress.from_json(parts.state)
         proofs = prove_parts(config, model, inputs, model_dir)
         require(proofs)
         attempt = last_attempt(directory / "events.jsonl") + 1
@@ -117,16 +118,23 @@ def built(
             events.close()
 
 
+def _remember_base(directory: Path, init_from: Path | None) -> None:
+    """Whose weights a new run begins on, for those who open its checkpoints. An adapter is within them."""
+    if init_from is None or is_adapter(init_from):
+        (directory / INIT_FROM).unlink(missing_ok=True)
+    else:
+        write_text(directory / INIT_FROM, f"{init_from.resolve()}\n")
+
+
 def _model(
-    config: RunConfig, plan: RunPlan, model_dir: Path, init_from: Path | None, parts: Parts | None
+    config: RunConfig,
+    plan: RunPlan,
+    model_dir: Path,
+    directory: Path,
+    init_from: Path | None,
+    parts: Parts | None,
 ) -> Decoder:
-    device = pick_device()
-    source = model_dir if init_from is None or parts or is_adapter(init_from) else init_from
-    dtype = getattr(torch, plan.dtype)
-    if (source / "config.json").is_file():
-        model = load_model(source, dtype=dtype, device=device)
-    else:  # a checkpoint or a run of ours: what it learnt becomes the base of this one
-        model = open_model(source, device=device, dtype=dtype, merged=True).model
+    model = load_base(directory, model_dir, dtype=getattr(torch, plan.dtype), device=pick_device())
     model.compute = getattr(torch, plan.compute)
     model.recompute = plan.recompute
     adapt(model, config.adapt, config.train.seed)
