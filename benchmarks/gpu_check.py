@@ -28,8 +28,9 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 from transformers import Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM
 
-from glm_accelerate.data.collate import packed_row
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.collate import collate
+from glm_accelerate.data.pack import Arrangement, aligned
+from glm_accelerate.data.types import Batch, Place, Sample, Step
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import family_of
 from glm_accelerate.models.weights import load_model
@@ -172,7 +173,7 @@ def packed(model: Decoder, documents: list[Tensor]) -> Outputs:
     device = model.embed.device
     positions_T = torch.cat([torch.arange(len(tokens)) for tokens in documents]).to(device)
     logits = model(torch.cat(documents)[None].to(device), positions_T[None])[0]
-    batch_loss(model, packed_row([sample(tokens) for tokens in documents]), device).backward()
+    batch_loss(model, row_of_all([sample(tokens) for tokens in documents]), device).backward()
     assert model.embed.grad is not None
     return Outputs(logits.detach(), model.embed.grad.detach())
 
@@ -212,11 +213,18 @@ def random_decoder(config: dict[str, Any], device: torch.device) -> Decoder:
     return model
 
 
+def row_of_all(documents: Sequence[Sample]) -> Batch:
+    """Side by side in one row."""
+    width = aligned(sum(len(document) for document in documents))
+    return collate(Arrangement((tuple(range(len(documents))),), width), documents)
+
+
 def row_of(tokens: int, vocabulary: int) -> Step:
     """One packed row of random documents with a long tail of lengths."""
     lengths = [tokens // 2, tokens // 4, tokens // 8, tokens // 8]
     documents = [sample(torch.randint(3, vocabulary, (length,))) for length in lengths]
-    return Step(1, 0, (packed_row(documents, tokens),), tuple(range(len(documents))))
+    batch = row_of_all(documents)
+    return Step(1, 0, (batch,), tuple(range(len(documents))), batch.tokens, batch.targets)
 
 
 def steps_part(recompute: bool) -> str:

@@ -55,6 +55,7 @@ def rows(pairs: Sequence[Pair], warmup: int, weights: int) -> list[Row]:
         both("speed by processor time", "tokens/s", Speed("cpu_seconds", warmup)),
         both("the same, warm-up steps included: wall", "tokens/s", Speed("wall_seconds", 0)),
         both("the same, warm-up steps included: processor", "tokens/s", Speed("cpu_seconds", 0)),
+        both("first step, in which ours compiles", "s", First()),
         both("peak memory", "MB", Peak(above=0)),
         both("peak memory above libraries and weights", "MB", Peak(above=weights)),
         both("positions that hold a token", "%", Useful()),
@@ -72,6 +73,14 @@ class Speed:
     def __call__(self, result: Result) -> float:
         seconds = result.wall_seconds if self.clock == "wall_seconds" else result.cpu_seconds
         return sum(result.tokens[self.skip :]) / sum(seconds[self.skip :])
+
+
+@dataclass(frozen=True)
+class First:
+    """Seconds of the first step by wall clock."""
+
+    def __call__(self, result: Result) -> float:
+        return result.wall_seconds[0]
 
 
 @dataclass(frozen=True)
@@ -93,4 +102,4 @@ class Useful:
         return 100 * sum(result.tokens) / sum(result.computed)
 
 
-Figure = Speed | Peak | Useful
+Figure = Speed | First | Peak | Useful

@@ -32,6 +32,7 @@ class Job:
     max_tokens: int
     seed: int
     threads: int
+    compile: bool = True  # ours: its operators, if there is a C++ compiler
 
     @property
     def learning_rate(self) -> float:

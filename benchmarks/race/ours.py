@@ -14,6 +14,7 @@ from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, rea
 from benchmarks.race.samples import read_samples
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pack import ARRANGE
+from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.models.adapt.files import save_adapter
 from glm_accelerate.models.write import save_model
 from glm_accelerate.observe.events import Event
@@ -29,6 +30,7 @@ def config_of(job: Job, dev: Path | None = None) -> RunConfig:
         "adapt": {"method": job.method},
         "data": data | ({"dev": str(dev)} if dev else {}),
         "train": {"steps": job.steps, "step_samples": job.batch, "seed": job.seed},
+        "precision": {"compile": "on" if job.compile and missing("cpu") is None else "off"},
         "optim": {"learning_rate": job.learning_rate, "schedule": "linear", "warmup": 0.0},
         "checkpoint": {"every": job.steps},  # stock saves nothing; ours saves once, after the last step
     }

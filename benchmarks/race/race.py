@@ -44,11 +44,17 @@ class Setting:
     tiny: bool
 
 
-def run(module: str, *words: str | Path | int, threads: int) -> None:
-    """Run one of our modules in a fresh process; its output is shown only if it fails."""
+def run(module: str, *words: str | Path | int, threads: int, compiled: Path | None = None) -> None:
+    """Run one of our modules in a fresh process; its output is shown only if it fails.
+
+    `compiled`: where torch keeps what it compiles, emptied first, so that no run profits from another's.
+    """
     command = [sys.executable, "-m", f"benchmarks.race.{module}", *map(str, words)]
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": source}
+    if compiled:
+        shutil.rmtree(compiled, ignore_errors=True)
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{module} failed ({done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}")
@@ -61,7 +67,7 @@ def one_side(side: Side, job: Job, work: Path, heldout: Path) -> tuple[Result, f
     mine = replace(job, export=str(export))
     job_file, result_file = work / f"{side}.job.json", work / f"{side}.result.json"
     write_json(job_file, mine)
-    run(side, job_file, result_file, threads=job.threads)
+    run(side, job_file, result_file, threads=job.threads, compiled=work / "compiled")
     return read_result(result_file), judge(Path(job.model), export, heldout, work, job.threads)
 
 

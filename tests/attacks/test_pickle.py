@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_accelerate.export.convert import convert, convert_shard
+from glm_accelerate.checkpoint.pickled import unpickle
+from glm_accelerate.export.convert import convert
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime.errors import UserError
 
@@ -70,7 +71,7 @@ def test_no_pickle_is_run(bomb, form, canary, tmp_path):
     else:
         torch.save({"a": torch.ones(3), "weight": bomb(canary), "z": torch.ones(3)}, shard)
     with pytest.raises(UserError, match="refused") as caught:
-        convert_shard(shard, tmp_path / "out.safetensors")
+        unpickle("weights", shard, tmp_path / "out.safetensors")
     assert "\n" not in str(caught.value)
     assert "weights_only" not in str(caught.value)  # no advice to trust it
     assert not canary.exists()
@@ -102,14 +103,14 @@ def test_a_module_beside_the_weights_is_not_imported(source, canary, tmp_path, m
 def test_a_small_file_cannot_ask_for_all_memory(tmp_path):
     torch.save({"weight": torch.zeros(1).expand(2**20, 2**20)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="claims to be larger"):
-        convert_shard(tmp_path / "pytorch_model.bin", tmp_path / "out.safetensors")
+        unpickle("weights", tmp_path / "pytorch_model.bin", tmp_path / "out.safetensors")
 
 
 def test_a_zip_of_something_else(tmp_path):
     with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
         archive.writestr("../../escape", "x")
-    with pytest.raises(UserError, match="not a whole file of weights"):
-        convert_shard(tmp_path / "pytorch_model.bin", tmp_path / "out.safetensors")
+    with pytest.raises(UserError, match="not a whole file of tensors"):
+        unpickle("weights", tmp_path / "pytorch_model.bin", tmp_path / "out.safetensors")
 
 
 def test_nothing_else_opens_pickles(source, canary):

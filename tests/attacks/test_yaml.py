@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.config.load import load_config, parse_yaml
+from glm_accelerate.config.load import load_config
+from glm_accelerate.config.strict_yaml import read_document
 from glm_accelerate.runtime.errors import UserError
 
 
 def complaint(text: str) -> str:
     with pytest.raises(UserError) as caught:
-        parse_yaml(text, "evil.yaml")
+        read_document(text, "evil.yaml")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -47,7 +48,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 
 
 def test_merge_keys_are_ordinary_unknown_keys() -> None:
-    assert parse_yaml("a: {<<: {b: 1}}", "f") == {"a": {"<<": {"b": 1}}}
+    assert read_document("a: {<<: {b: 1}}", "f").values == {"a": {"<<": {"b": 1}}}
 
 
 @pytest.mark.parametrize(
@@ -93,4 +94,4 @@ def test_keys_are_words(text: str) -> None:
 
 
 def test_nothing_is_interpolated() -> None:
-    assert parse_yaml("a: ${HOME}\nb: $(id)", "f") == {"a": "${HOME}", "b": "$(id)"}
+    assert read_document("a: ${HOME}\nb: $(id)", "f") == {"a": "${HOME}", "b": "$(id)"}

@@ -54,6 +54,7 @@ def job_of(work: Path, method: Method) -> Job:
         max_tokens=64,
         seed=0,
         threads=torch.get_num_threads(),
+        compile=False,  # for so short a run it would take longer than all the rest
     )
 
 

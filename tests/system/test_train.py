@@ -1,5 +1,6 @@
 """Whole runs of real processes: resumed ones equal uninterrupted ones bit for bit, bad days lose nothing."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,10 +17,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from glm_accelerate.checkpoint.find import latest
+from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.build import Start
+from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.run import Result, train
 
 Said = dict[str, Any]
@@ -43,8 +46,8 @@ def go(
 
 def state(run: Path, step: int) -> dict[str, torch.Tensor]:
     """Everything that training has moved, at a step."""
-    folder = run / "checkpoints" / f"checkpoint-{step}"
-    return {**load_file(folder / "weights.safetensors"), **load_file(folder / "optimizer.safetensors")}
+    reader = Reader(run / "checkpoints" / f"checkpoint-{step}")
+    return {**reader.group("weights"), **reader.group("optimizer")}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -102,10 +105,10 @@ def test_every_item_of_state_counts(item: str, tiny_run: Said, tmp_path: Path) -
     go(tiny_run, broken, stop_after=8)
     folder = broken / "checkpoints" / "checkpoint-8"
     if item == "moments":
-        moments = load_file(folder / "optimizer.safetensors")
-        save_file(
-            {name: torch.zeros_like(m) for name, m in moments.items()}, folder / "optimizer.safetensors"
-        )
+        moments = folder / "optimizer-0-of-1.safetensors"
+        content = bytearray(moments.read_bytes())
+        begin = 8 + int.from_bytes(content[:8], "little")
+        moments.write_bytes(content[:begin] + bytes(len(content) - begin))
     else:
         said = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_text(json.dumps({**said, item: said[item] - 1}))
@@ -118,11 +121,22 @@ def reseal(folder: Path) -> None:
     """Make the manifest true again, as if the checkpoint had been written so."""
     from dataclasses import replace
 
-    from glm_accelerate.checkpoint.format import File, digest, read_manifest, write_manifest
+    from glm_accelerate.checkpoint.format import File, Span, digest, read_manifest, write_manifest
+
+    def sealed(span: Span) -> Span:
+        content = (folder / span.file).read_bytes()[span.begin : span.end]
+        return replace(span, sha256=hashlib.sha256(content).hexdigest())
 
     manifest = read_manifest(folder)
     files = {name: File((folder / name).stat().st_size, digest(folder / name)) for name in manifest.files}
-    write_manifest(folder, replace(manifest, files=files))
+    tensors = {
+        group: {
+            name: replace(stored, pieces=tuple(map(sealed, stored.pieces)))
+            for name, stored in entries.items()
+        }
+        for group, entries in manifest.tensors.items()
+    }
+    write_manifest(folder, replace(manifest, files=files, tensors=tensors))
 
 
 def test_killed_anywhere_it_goes_on(command: list[str], tiny_run: Said, tmp_path: Path) -> None:
@@ -171,9 +185,7 @@ def test_only_one_trainer_a_directory(tiny_run: Said, command: list[str], tmp_pa
     finally:
         process.kill()
         process.wait()
-    assert go(
-        tiny_run, tmp_path / "run", start=Start(accept_changes=True)
-    ).done  # the lock died with its holder
+    assert go(tiny_run, tmp_path / "run", start=Start(accept=EVERY)).done  # the lock died with its holder
 
 
 def test_a_changed_config_is_shown_and_refused(command: list[str], tmp_path: Path) -> None:
@@ -181,7 +193,7 @@ def test_a_changed_config_is_shown_and_refused(command: list[str], tmp_path: Pat
     assert first.returncode == 0, first.stderr
     second = subprocess.run([*command, "train.steps=3"], check=False, capture_output=True, text=True)
     assert second.returncode == 2
-    assert second.stdout.split()[-3:] == ["train.steps", "2", "3"]
+    assert second.stdout.split()[-5:] == ["train.steps", "2", "3", "--accept", "schedule"]
     assert "--accept-changes" in second.stderr
     third = subprocess.run(
         [*command, "train.steps=3", "--accept-changes"], check=False, capture_output=True, text=True
@@ -200,7 +212,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> 
     go(tiny_run, tmp_path / "whole")
     run = tmp_path / "run"
     go(tiny_run, run, stop_after=8)
-    damaged = run / "checkpoints" / "checkpoint-8" / "weights.safetensors"
+    damaged = run / "checkpoints" / "checkpoint-8" / "weights-0-of-1.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-5] ^= 1
     damaged.write_bytes(content)
@@ -208,7 +220,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> 
         (run / "checkpoints" / name).mkdir()
     assert go(tiny_run, run).done
     warnings = [event["said"] for event in read_events(run / "events.jsonl") if event["kind"] == "warning"]
-    assert any("weights.safetensors is damaged" in said for said in warnings)
+    assert any("weights-0-of-1.safetensors is damaged" in said for said in warnings)
     assert same(state(tmp_path / "whole", 14), state(run, 14))
     assert (run / "abandoned" / "checkpoint-8").is_dir()
     with pytest.raises(UserError, match="damaged"):
@@ -245,13 +257,14 @@ def test_other_data_cannot_be_resumed_on(tiny_run: Said, tmp_path: Path) -> None
 
 def test_resume_from_a_step_gives_up_what_came_after(tiny_run: Said, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = go(tiny_run, run)
-    again = go(tiny_run, run, start=Start(resume="9"))
+    steady: dict[str, Said] = {"checkpoint": {"wait": True}, "evaluate": {"every": 3}}
+    first = go(tiny_run, run, **steady)
+    again = go(tiny_run, run, **steady, start=Start(resume="9"))
     assert first.done
     assert again.done
     assert (run / "abandoned" / "checkpoint-14").is_dir()
     with pytest.raises(UserError, match="no checkpoint of step 5"):
-        go(tiny_run, run, start=Start(resume="5"))
+        go(tiny_run, run, **steady, start=Start(resume="5"))
 
 
 def test_a_finished_run_has_nothing_to_do(tiny_run: Said, tmp_path: Path) -> None:
@@ -267,6 +280,8 @@ def test_what_stays(tiny_run: Said, tmp_path: Path) -> None:
         tiny_run,
         tmp_path / "run",
         optim={"learning_rate": 3.0, "schedule": "constant", "warmup": 0.0, "clip": 0.0},
+        evaluate={"every": 3},
+        checkpoint={"wait": True},
     )
     there = sorted(
         int(path.name.split("-")[1]) for path in (tmp_path / "run" / "checkpoints").glob("checkpoint-*")

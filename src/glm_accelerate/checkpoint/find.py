@@ -1,41 +1,137 @@
-"""Which checkpoint to open. An explicit path is opened as it is; the newest is looked for only when asked."""
+"""Which checkpoint to open. An explicit path is opened as it is; others are looked for only when asked.
 
+The name and the manifest decide, never a date, and never the pointer alone: the newest good one wins.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from glm_accelerate.checkpoint.format import read_manifest, step_of, verify
+from glm_accelerate.checkpoint.format import FOLDER, Damaged, Manifest, read_manifest, step_of, verify
 from glm_accelerate.runtime.errors import UserError
 
-FOLDER = "checkpoints"
+POINTER = "latest"
+LONGEST_POINTER = 100  # bytes; a full name has fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Checkpoints of a run, newest first. The first one passed the cheap checks; the rest may still fail."""
+
+    paths: list[Path]
+    reasons: list[str]  # what was passed over, and why
+
+
+def candidates(run: Path) -> Found:
+    """What could be gone on from. No file is read whole: damage inside shows when it is read."""
+    paths, odd = _listed(run)
+    reasons: list[str] = []
+    for number, path in enumerate(paths):
+        try:
+            manifest = check(path)
+        except Damaged as error:
+            reasons.append(f"passed over: {error}")
+            continue
+        if manifest.facts.get("nonfinite"):
+            reasons.append(f"passed over: {path}: its weights are not finite")
+            continue
+        return Found(paths[number:], [*reasons, *_about_pointer(path), *_summary(run, odd)])
+    return Found([], [*reasons, *_summary(run, odd)])
 
 
 def published(run: Path) -> list[Path]:
     """Directories with a checkpoint's full name, newest step first. Whatever else lies there is ignored."""
-    folder = run / FOLDER
-    if not folder.is_dir():
-        return []
-    found = [(step, entry) for entry in folder.iterdir() if (step := step_of(entry.name)) is not None]
-    return [entry for _, entry in sorted(found, reverse=True) if entry.is_dir()]
+    return _listed(run)[0]
+
+
+def check(directory: Path) -> Manifest:
+    """The manifest, if its digest is right and every file it names is there in its size."""
+    manifest = read_manifest(directory)
+    for name, entry in manifest.files.items():
+        path = directory / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise Damaged(f"{name} is missing ({error.strerror})", where=directory) from error
+        if size != entry.bytes:
+            raise Damaged(f"{name} is {size} bytes, should be {entry.bytes} bytes", where=directory)
+    return manifest
 
 
 def latest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and why newer ones were passed over."""
-    reasons: list[str] = []
-    for candidate in published(run):
+    """The newest checkpoint whose every byte verifies, and why newer ones were passed over."""
+    found = candidates(run)
+    reasons = list(found.reasons)
+    for path in found.paths:
         try:
-            verify(candidate)
-        except UserError as error:
-            reasons.append(str(error))
+            verify(path)
+        except Damaged as error:
+            reasons.append(f"passed over: {error}")
             continue
-        return candidate, reasons
+        return path, reasons
     return None, reasons
 
 
 def resolve_path(path: Path) -> Path:
     """A checkpoint's directory from its own path or a run's."""
     if (path / "manifest.json").is_file():
-        read_manifest(path)
         return path
-    found, reasons = latest(path)
-    if found is None:
-        raise UserError("no checkpoint here" + "".join(f"; {reason}" for reason in reasons), where=path)
-    return found
+    found = candidates(path)
+    if not found.paths:
+        raise UserError("no checkpoint here" + "".join(f"; {reason}" for reason in found.reasons), where=path)
+    return found.paths[0]
+
+
+def _listed(run: Path) -> tuple[list[Path], list[str]]:
+    """Checkpoints by falling step, and the names of what else lies there. One look at the directory."""
+    folder = run / FOLDER
+    steps: list[tuple[int, str]] = []
+    odd: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                step = step_of(entry.name)
+                if step is not None and entry.is_dir(follow_symlinks=False):
+                    steps.append((step, entry.name))
+                elif entry.name != POINTER and not entry.name.startswith("."):  # unfinished saves are hidden
+                    odd.append(entry.name)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=folder) from error
+    steps.sort(reverse=True)
+    return [folder / name for _, name in steps], sorted(odd)
+
+
+def _summary(run: Path, odd: list[str]) -> list[str]:
+    if not odd:
+        return []
+    those = "entry is no checkpoint" if len(odd) == 1 else "entries are no checkpoints"
+    return [f"{run / FOLDER}: {len(odd):,} {those} by name or kind, as {odd[0]!r}"]
+
+
+def _about_pointer(newest: Path) -> Iterator[str]:
+    """One sentence if the pointer does not name the newest good checkpoint."""
+    pointer = newest.with_name(POINTER)
+    try:
+        said = _read_pointer(pointer)
+    except OSError as error:
+        said, why = None, f"cannot be read ({error.strerror})"
+    else:
+        why = "does not hold a checkpoint's name"
+    if said is None:
+        yield f"{pointer}: {why}; {newest.name} is the newest"
+    elif said != newest.name:
+        yield f"{pointer}: names {said}; {newest.name} is the newest that is whole"
+
+
+def _read_pointer(pointer: Path) -> str | None:
+    """Only a full name counts, so it never leads outside the directory. A link is not followed."""
+    descriptor = os.open(pointer, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        content = os.read(descriptor, LONGEST_POINTER)
+    finally:
+        os.close(descriptor)
+    name = content.decode("ascii", "replace").removesuffix("\n")
+    return name if step_of(name) is not None else None

@@ -1,21 +1,68 @@
-"""What a checkpoint is on disk: safetensors and JSON, a manifest with the size and SHA-256 of each file, and
-the manifest's own digest beside it. A directory is a checkpoint if, and only if, its manifest says so.
+"""What a checkpoint is on disk: safetensors and JSON, a manifest with the size and SHA-256 of each file and
+of each piece of each tensor, and the manifest's own digest beside it. A directory is a checkpoint if, and
+only if, its manifest says so. Schema 1 (two files, whole tensors) reads as the same manifest.
 """
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glm_accelerate.runtime.errors import UserError
 
-SCHEMA = 1
-MANIFEST, DIGEST = "manifest.json", "manifest.sha256"
-WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+if TYPE_CHECKING:  # the writer process reads this file and never imports torch
+    from torch import Tensor
+
+SCHEMA = 2
+FOLDER = "checkpoints"  # in a run's directory
+MANIFEST, DIGEST, STATE = "manifest.json", "manifest.sha256", "state.json"
+WEIGHTS, OPTIMIZER = "weights", "optimizer"  # the groups
 NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})", re.ASCII)
+HEADER_LIMIT = 100_000_000  # bytes of a safetensors header, as its own reader has it
+
+# Names of safetensors, what torch calls the same, and the bytes of one item.
+DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "C64": ("complex64", 8),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U64": ("uint64", 8),
+    "U32": ("uint32", 4),
+    "U16": ("uint16", 2),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+
+Shape = tuple[int, ...]
+
+
+class Damaged(UserError):
+    """A checkpoint is not what was written. An older one may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a tensor that a rank owns: a box in the whole."""
+
+    tensor: "Tensor"
+    shape: Shape  # of the whole
+    offset: Shape
+
+    @staticmethod
+    def whole(tensor: "Tensor") -> "Piece":
+        """A tensor that is not divided."""
+        return Piece(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +74,30 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Where a box of a tensor lies: bytes [begin, end) of a file."""
+
+    file: str
+    begin: int
+    end: int
+    offset: Shape
+    shape: Shape
+    sha256: str  # of these bytes; empty in schema 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a checkpoint."""
+
+    dtype: str
+    shape: Shape
+    pieces: tuple[Span, ...]
+
+
+Groups = Mapping[str, Mapping[str, Stored]]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a checkpoint holds and what it was made with."""
 
@@ -35,6 +106,10 @@ class Manifest:
     files: Mapping[str, File]
     fingerprints: Mapping[str, str]  # of model, data, tokenizer, template, optimizer, environment
     facts: Mapping[str, Any] = field(default_factory=dict)  # for people and tools: held-out loss, method
+    run: str = ""  # id of the run directory that owns it; empty in schema 1
+    ranks: int = 1
+    codec: str = "none"
+    tensors: Groups = field(default_factory=dict)
     schema: int = SCHEMA
 
 
@@ -44,50 +119,142 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def file_of(group: str, rank: int, ranks: int) -> str:
+    """The file in which a rank keeps its pieces of a group."""
+    return f"{group}-{rank}-of-{ranks}.safetensors"
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def seal(manifest: Manifest) -> dict[str, bytes]:
+    """The last two files of a checkpoint: the manifest, with a line for each of its keys, and its digest."""
+    text = ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+        for key, value in sorted(asdict(manifest).items())
+    )
+    content = f"{{\n{text}\n}}\n".encode()
+    return {MANIFEST: content, DIGEST: _seal_of(content)}
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """The last two files of a checkpoint."""
-    text = json.dumps(asdict(manifest), indent=2, sort_keys=True, allow_nan=False)
-    (directory / MANIFEST).write_text(text, encoding="utf-8")
-    (directory / DIGEST).write_text(hashlib.sha256(text.encode()).hexdigest() + "\n", encoding="ascii")
+    """Put both files into a directory that is not published yet."""
+    for name, content in seal(manifest).items():
+        (directory / name).write_bytes(content)
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest, if it is whole. Raises a UserError that says what is wrong otherwise."""
+    """The manifest, if it is whole and in its place. Raises a UserError that says what is wrong otherwise."""
     try:
-        text = (directory / MANIFEST).read_text(encoding="utf-8")
-        wanted = (directory / DIGEST).read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise UserError(f"not a whole checkpoint: {error}", where=directory) from error
-    if hashlib.sha256(text.encode()).hexdigest() != wanted:
-        raise UserError("the manifest does not match its digest", where=directory / MANIFEST)
-    said: dict[str, Any] = json.loads(text)
+        content = (directory / MANIFEST).read_bytes()
+        sealed = (directory / DIGEST).read_bytes()
+    except OSError as error:
+        raise Damaged(f"not a whole checkpoint: {error}", where=directory) from error
+    if sealed != _seal_of(content):
+        raise Damaged("the manifest does not match its digest", where=directory / MANIFEST)
+    said: dict[str, Any] = json.loads(content)
     if said["schema"] > SCHEMA:
         raise UserError(
             f"written by a newer version (schema {said['schema']}, this is {SCHEMA})", where=directory
         )
-    said["files"] = {name: File(**entry) for name, entry in said["files"].items()}
-    return Manifest(**said)
+    files = {name: File(**entry) for name, entry in said["files"].items()}
+    for name in files:
+        if Path(name).name != name or name == "..":
+            raise Damaged(f"the manifest names a file outside: {name!r}", where=directory)
+    tensors = parse_tensors(said["tensors"]) if said["schema"] > 1 else _whole_tensors(directory, files)
+    said |= {"files": files, "tensors": tensors}
+    manifest = Manifest(**said)
+    used = {span.file for group in tensors.values() for stored in group.values() for span in stored.pieces}
+    if not used <= files.keys():
+        raise Damaged(
+            f"tensors lie in files that it does not name: {min(used - files.keys())!r}", where=directory
+        )
+    named = step_of(directory.name)
+    if named is not None and named != manifest.step:
+        raise Damaged(f"the name says step {named}, the manifest says {manifest.step}", where=directory)
+    return manifest
+
+
+def parse_tensors(said: Mapping[str, Mapping[str, Any]]) -> Groups:
+    """The tensors of a manifest, or of one rank's part of it."""
+    return {
+        group: {
+            name: Stored(
+                entry["dtype"], tuple(entry["shape"]), tuple(_span(span) for span in entry["pieces"])
+            )
+            for name, entry in entries.items()
+        }
+        for group, entries in said.items()
+    }
+
+
+def require_whole(stored: Stored, name: str) -> None:
+    """The pieces of all ranks have to make up the tensor: each item once."""
+    items = sum(math.prod(span.shape) for span in stored.pieces)
+    if items != math.prod(stored.shape) or len({span.offset for span in stored.pieces}) < len(stored.pieces):
+        raise Damaged(f"the pieces of {name} hold {items} items, the whole has {math.prod(stored.shape)}")
 
 
 def verify(directory: Path) -> Manifest:
     """The manifest, after every file it names was found whole."""
     manifest = read_manifest(directory)
-    named = step_of(directory.name)
-    if named is not None and named != manifest.step:
-        raise UserError(f"the name says step {named}, the manifest says {manifest.step}", where=directory)
     for name, entry in manifest.files.items():
-        path = directory / name
-        if Path(name).name != name:
-            raise UserError(f"the manifest names a file outside: {name!r}", where=directory)
-        if not path.is_file() or path.stat().st_size != entry.bytes:
-            has = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
-            raise UserError(f"{name} is {has}, should be {entry.bytes} bytes", where=directory)
-        if digest(path) != entry.sha256:
-            raise UserError(f"{name} is damaged: its SHA-256 does not match", where=directory)
+        verify_file(directory, name, entry)
     return manifest
+
+
+def verify_file(directory: Path, name: str, entry: File) -> None:
+    """One file, by size and then by SHA-256."""
+    path = directory / name
+    if not path.is_file() or path.stat().st_size != entry.bytes:
+        has = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+        raise Damaged(f"{name} is {has}, should be {entry.bytes} bytes", where=directory)
+    if digest(path) != entry.sha256:
+        raise damage(name, directory)
+
+
+def damage(name: str, directory: Path) -> Damaged:
+    """The words for a file whose content is not what was written."""
+    return Damaged(f"{name} is damaged: its SHA-256 does not match", where=directory)
+
+
+def _span(said: Mapping[str, Any]) -> Span:
+    fields: dict[str, Any] = {**said, "offset": tuple(said["offset"]), "shape": tuple(said["shape"])}
+    return Span(**fields)
+
+
+def _seal_of(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}\n".encode()
+
+
+def _whole_tensors(directory: Path, files: Mapping[str, File]) -> Groups:
+    """Schema 1 names no tensors: the headers of its two files do."""
+    groups: dict[str, dict[str, Stored]] = {}
+    for group in (WEIGHTS, OPTIMIZER):
+        name = f"{group}.safetensors"
+        if name in files:
+            groups[group] = dict(sorted(_read_header(directory, name, files[name]).items()))
+    return groups
+
+
+def _read_header(directory: Path, name: str, entry: File) -> dict[str, Stored]:
+    """The tensors of a safetensors file, each as one piece."""
+    try:
+        with (directory / name).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            said: dict[str, Any] = json.loads(file.read(min(length, entry.bytes, HEADER_LIMIT)))
+        said.pop("__metadata__", None)
+        found: dict[str, Stored] = {}
+        for key, tensor in said.items():
+            begin, end = (8 + length + place for place in tensor["data_offsets"])
+            shape: Sequence[int] = tensor["shape"]
+            span = Span(name, begin, end, (0,) * len(shape), tuple(shape), "")
+            found[key] = Stored(tensor["dtype"], tuple(shape), (span,))
+        return found
+    except FileNotFoundError as error:
+        raise Damaged(f"{name} is missing, should be {entry.bytes} bytes", where=directory) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{name} is damaged: {error}", where=directory) from error

@@ -1,16 +1,15 @@
 """Reading a checkpoint back: its parts for a resume, or a whole model from whatever a user points at."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from glm_accelerate.checkpoint.find import resolve_path
-from glm_accelerate.checkpoint.format import OPTIMIZER, STATE, WEIGHTS, Manifest, verify
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Manifest
+from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.templates import detect_template
@@ -47,13 +46,8 @@ class Opened:
 
 def read_parts(directory: Path) -> Parts:
     """Everything a resume needs."""
-    manifest = verify(directory)
-    return Parts(
-        manifest,
-        load_file(directory / WEIGHTS),
-        load_file(directory / OPTIMIZER),
-        json.loads((directory / STATE).read_text(encoding="utf-8")),
-    )
+    reader = Reader(directory)
+    return Parts(reader.manifest, reader.group(WEIGHTS), reader.group(OPTIMIZER), reader.state())
 
 
 def load_weights(model: Decoder, weights: dict[str, Tensor], where: object) -> None:
@@ -107,14 +101,14 @@ def _open(
         model = load_model(directory, dtype=dtype, device=device)
         return Opened(model.eval(), directory, detect_template(directory), None)
     checkpoint = resolve_path(path)
-    parts = read_parts(checkpoint)
+    reader = Reader(checkpoint)
     config = _config_of(checkpoint)
     directory = base or locate(config.model.path)
     wanted = dtype or getattr(torch, config.model.dtype)
     model = load_base(checkpoint.resolve().parent.parent, directory, dtype=wanted, device=device)
     adapt(model, config.adapt)
-    load_weights(model, parts.weights, checkpoint)
-    return Opened(model.eval(), directory, parts.manifest.facts["template"], parts.manifest.step)
+    load_weights(model, reader.group(WEIGHTS), checkpoint)
+    return Opened(model.eval(), directory, reader.manifest.facts["template"], reader.manifest.step)
 
 
 def _open_adapter(

@@ -3,28 +3,25 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
+LATEST = "latest"
 
-@contextmanager
-def publishing(target: Path) -> Generator[Path, None, None]:
-    """A temporary directory inside the target's parent that becomes `target` when the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    assert not target.exists(), f"{target} is published and is never written again"
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            path.chmod(0o600)
-            sync(path)
-        sync(temporary)
-        temporary.rename(target)
-        sync(target.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+def publish(temporary: Path, target: Path) -> None:
+    """From here on it is a checkpoint. The files in it are synced already."""
+    sync(temporary)
+    temporary.rename(target)
+    sync(target.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """A new file that is on disk when this returns."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -53,8 +50,10 @@ def sync(path: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what interrupted saves left. Only the holder of the run's lock may call this."""
-    for leftover in directory.glob(".checkpoint-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    for leftover in directory.glob(".latest.*"):
-        leftover.unlink(missing_ok=True)
+    """Remove what interrupted saves left. For the first rank, at the start, with the run's lock."""
+    for pattern in (".checkpoint-*", "..checkpoint-*", f".{LATEST}.*"):
+        for leftover in directory.glob(pattern):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)

@@ -1,31 +1,135 @@
-"""Which checkpoints stay. A pure choice, and a deletion that un-publishes before it deletes."""
+"""Which checkpoints stay: a pure choice. And deletion: un-published first, so nobody meets half of one.
 
+present -> choose_stale -> delete
+"""
+
+import math
+import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from glm_accelerate.checkpoint.find import published
-from glm_accelerate.checkpoint.format import MANIFEST, step_of
+from glm_accelerate.checkpoint.find import check, published
+from glm_accelerate.checkpoint.format import FOLDER, MANIFEST, step_of
+from glm_accelerate.checkpoint.lease import is_leased, sole
+from glm_accelerate.checkpoint.publish import sync
+from glm_accelerate.runtime.errors import UserError
+
+HOUR = 3600.0
+YOUNGEST = HOUR  # thinning does not tell younger ones apart
+FARTHEST = 4.0  # ages of neighbours after it, as a ratio: that is about one for each doubling
 
 
-def choose_stale(steps: list[int], losses: Mapping[int, float], keep_last: int, keep_best: int) -> list[int]:
-    """Steps that may go: neither among the newest, nor among those with the lowest held-out loss."""
-    newest = set(sorted(steps)[-keep_last:])
-    judged = sorted((loss, step) for step, loss in losses.items() if step in steps)
-    best = {step for _, step in judged[:keep_best]}
-    return [step for step in sorted(steps) if step not in newest | best]
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint, as far as its staying goes."""
+
+    step: int
+    written: float  # Unix time
+    loss: float | None = None  # held out
+    evaluated: bool = True  # False: its evaluation is still to come
+    leased: bool = False
+    own: bool = True  # this run made it
+    nonfinite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What stays."""
+
+    last: int = 3
+    best: int = 1
+    every_steps: int | None = None
+    every_hours: float | None = None
+    thin: bool = False  # about one for each doubling of age
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What became of those that could go."""
+
+    deleted: tuple[int, ...] = ()
+    failed: Mapping[int, str] = field(
+        default_factory=dict[int, str]
+    )  # and why; they are tried again next time
+
+
+def choose_stale(entries: Sequence[Entry], keep: Keep, now: float) -> list[Entry]:
+    """Those that may go, oldest first. What is in use, not yet judged or another's is never among them."""
+    mine = sorted((entry for entry in entries if entry.own), key=lambda entry: entry.step)
+    sound = [entry for entry in mine if not entry.nonfinite]
+    judged = sorted(
+        (entry.loss, entry.step) for entry in sound if entry.loss is not None and math.isfinite(entry.loss)
+    )
+    stays = {entry.step for entry in sound[::-1][: max(1, keep.last)]}
+    stays |= {step for _, step in judged[: max(0, keep.best)]}
+    if keep.every_steps is not None:
+        stays |= {entry.step for entry in sound if entry.step % keep.every_steps == 0}
+    if keep.every_hours is not None:
+        stays |= _spaced(sound, keep.every_hours * HOUR)
+    if keep.thin:
+        stays |= _thinned(sound, now)
+    return [e for e in mine if e.step not in stays and e.evaluated and not e.leased]
+
+
+def present(
+    run: Path, *, run_id: str | None, losses: Mapping[int, float], pending: Collection[int] = ()
+) -> list[Entry]:
+    """The checkpoints of a run that pass the cheap checks. Whatever does not is nobody's, and stays.
+
+    `pending`: steps whose evaluation is still to come. `run_id`: whose checkpoints are own (schema 1 names
+    no run and counts as own); None: all are.
+    """
+    entries: list[Entry] = []
+    for path in published(run):
+        try:
+            manifest = check(path)
+            written = (path / MANIFEST).stat().st_mtime
+        except (UserError, OSError):
+            continue
+        entries.append(
+            Entry(
+                step=manifest.step,
+                written=written,
+                loss=losses.get(manifest.step),
+                evaluated=manifest.step not in pending,
+                leased=is_leased(path),
+                own=run_id is None or manifest.schema == 1 or manifest.run == run_id,
+                nonfinite=bool(manifest.facts.get("nonfinite")),
+            )
+        )
+    return entries
+
+
+def delete(run: Path, stale: Iterable[Entry]) -> Retained:
+    """Let them go, except those that somebody has begun to read. What cannot go is told, not raised."""
+    deleted: list[int] = []
+    failed: dict[int, str] = {}
+    for entry in stale:
+        path = run / FOLDER / f"checkpoint-{entry.step}"
+        try:
+            with sole(path) as free:
+                if free:
+                    _delete(path)
+                    deleted.append(entry.step)
+        except OSError as error:
+            failed[entry.step] = f"{error.filename or path}: {error.strerror}"
+    return Retained(tuple(deleted), failed)
+
+
+def tidy(
+    run: Path, keep: Keep, *, run_id: str | None, losses: Mapping[int, float], pending: Collection[int] = ()
+) -> Retained:
+    """Delete what may go now."""
+    entries = present(run, run_id=run_id, losses=losses, pending=pending)
+    return delete(run, choose_stale(entries, keep, time.time()))
 
 
 def retain(run: Path, losses: Mapping[int, float], keep_last: int, keep_best: int) -> list[int]:
-    """Delete what may go; returns the steps deleted."""
-    there = {step: path for path in published(run) if (step := step_of(path.name)) is not None}
-    stale = choose_stale(list(there), losses, keep_last, keep_best)
-    for step in stale:
-        trash = there[step].with_name(f".{there[step].name}.trash")
-        there[step].rename(trash)  # from here on it is no checkpoint
-        (trash / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(trash, ignore_errors=True)
-    return stale
+    """`tidy` for callers that know no run id yet."""
+    return list(tidy(run, Keep(keep_last, keep_best), run_id=None, losses=losses).deleted)
 
 
 def abandon_after(run: Path, step: int) -> list[int]:
@@ -37,7 +141,44 @@ def abandon_after(run: Path, step: int) -> list[int]:
             continue
         folder = run / "abandoned"
         folder.mkdir(exist_ok=True)
-        copies = len(list(folder.glob(f"{path.name}*")))
-        path.rename(folder / (path.name if not copies else f"{path.name}.{copies}"))
+        aside, copies = folder / path.name, 0
+        while aside.exists():
+            copies += 1
+            aside = folder / f"{path.name}.{copies}"
+        path.rename(aside)
         moved.append(number)
     return sorted(moved)
+
+
+def _spaced(entries: Sequence[Entry], seconds: float) -> set[int]:
+    """From the oldest on, the next one that is so much younger. The same ones again after a deletion."""
+    steps: set[int] = set()
+    following = -math.inf
+    for entry in entries:
+        if entry.written >= following:
+            steps.add(entry.step)
+            following = entry.written + seconds
+    return steps
+
+
+def _thinned(entries: Sequence[Entry], now: float) -> set[int]:
+    """One may go if its neighbours' ages are not far apart without it: as both age they only come closer."""
+    entries = sorted(entries, key=lambda entry: entry.written)
+    ages = [max(now - entry.written, YOUNGEST) for entry in entries]
+    kept: list[int] = []
+    for number in range(len(entries)):
+        last = number + 1 == len(entries)
+        if not kept or last or ages[kept[-1]] > FARTHEST * ages[number + 1]:
+            kept.append(number)
+    return {entries[number].step for number in kept}
+
+
+def _delete(path: Path) -> None:
+    """The name goes first: from then on it is no checkpoint, whatever becomes of its files."""
+    trash = path.with_name(f".{path.name}.trash")
+    if trash.exists():  # of a deletion that failed
+        shutil.rmtree(trash)
+    path.rename(trash)
+    sync(trash.parent)
+    os.unlink(trash / MANIFEST)
+    shutil.rmtree(trash)

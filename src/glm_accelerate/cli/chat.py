@@ -28,7 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest only (1)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
-    parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="longest answer (1024)")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=opening.at_least(1),
+        default=1024,
+        metavar="N",
+        help="longest answer (1024)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

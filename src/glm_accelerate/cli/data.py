@@ -13,16 +13,21 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from glm_accelerate.config.schema import RunConfig
     from glm_accelerate.data.store import Store
     from glm_accelerate.data.tokenizers import Tokenizer
     from glm_accelerate.data.types import Sample
+    from glm_accelerate.plan.run_plan import RunPlan
 
 HELP = "Show the data as training sees it: lengths, padding waste, what is left out and why, one sample."
 
-STEP_SAMPLES = 16  # where the config says step_tokens
 BAR_WIDTH = 40
 LEARNT = "bold green"
+# Control characters, but for line end and tab, and what is shown in their place.
+PICTURES = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {0x7F: 0x2421}
+    | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # terminals take U+009B for an escape
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +45,16 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.data.inputs import open_inputs
     from glm_accelerate.models.locate import locate
+    from glm_accelerate.models.weights import read_config
+    from glm_accelerate.plan.hardware import detect
+    from glm_accelerate.plan.resolve import Ground, resolve
 
     config = source.config_from(args)
+    directory = locate(config.model.path)
+    family, sizes, _ = read_config(directory)
     with watching() as watch:
-        inputs = open_inputs(config.data, locate(config.model.path), watch)
+        inputs = open_inputs(config.data, directory, watch)
+    plan = resolve(config, Ground(family, sizes, inputs, detect()))
     number = find_line(inputs.train, args.line) if args.line else args.sample
     if not 0 <= number < len(inputs.train):
         last = len(inputs.train) - 1
@@ -53,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     for name, store in stores.items():
         show_counts(console, name, store)
     show_lengths(console, inputs.train)
-    show_batching(console, inputs.train, config)
+    show_batching(console, inputs.train, plan, config.data.batching)
     for name, store in stores.items():
         show_left_out(console, name, store)
     if inputs.dev:
@@ -112,18 +123,16 @@ def show_lengths(console: "Console", store: "Store") -> None:
         console.print(Text(f"{lengths} {_bar(bar.samples / most)} {bar.samples:,}"))
 
 
-def show_batching(console: "Console", store: "Store", config: "RunConfig") -> None:
-    """How much of what would be computed is tokens."""
+def show_batching(console: "Console", store: "Store", plan: "RunPlan", batching: str) -> None:
+    """How much of what would be computed is tokens, in steps and passes as the plan has them."""
     from rich.text import Text
 
     from glm_accelerate.data.measure import useful_shares
 
-    train = config.train
-    step = train.step_samples or STEP_SAMPLES
-    micro = config.data.max_tokens if train.micro_tokens == "auto" else train.micro_tokens
+    step = plan.step_samples or max(1, round((plan.step_tokens or 0) / float(store.lengths.mean())))
     console.print(Text.assemble(("\nUseful share of what is computed", "bold"), f"  steps of {step} samples"))
-    for useful in useful_shares(store.lengths, step, max(micro, int(store.lengths.max()))):
-        chosen = " <- this config" if useful.way.partition(",")[0] == config.data.batching else ""
+    for useful in useful_shares(store.lengths, step, plan.micro_tokens):
+        chosen = " <- this config" if useful.way.partition(",")[0] == batching else ""
         shares = f"{useful.share:.0%}, {1 - useful.share:.0%} wasted"
         console.print(Text(f"{useful.way:<13} {_bar(useful.share)} {shares}{chosen}"))
 
@@ -192,14 +201,7 @@ def render(sample: "Sample", tokenizer: "Tokenizer", *, coloured: bool) -> "Text
 
 def visible(text: str) -> str:
     """What stands in data must not reach the terminal as a command: control characters get their pictures."""
-    return "".join(
-        chr(0x2400 + ord(letter))
-        if ord(letter) < 32 and letter not in "\n\t"
-        else "␡"
-        if letter == "\x7f"
-        else letter
-        for letter in text
-    )
+    return text.translate(PICTURES)
 
 
 def _bar(share: float) -> str:

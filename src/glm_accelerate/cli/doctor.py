@@ -26,6 +26,7 @@ OPTIONAL = {"tensorboard": "sink `tensorboard`", "swanlab": "sink `swanlab`"}
 # The oldest NVIDIA driver for programs of a CUDA release, by its first number.
 OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 LITTLE_MEMORY = 0.9  # less than this share free: somebody else is on the device
+PATIENCE = 30.0  # seconds for nvidia-smi to answer
 GIB = 1 << 30
 
 
@@ -140,7 +141,10 @@ def _holders() -> list[str]:
     if tool is None:
         return []
     query = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
-    answer = subprocess.run([tool, *query], capture_output=True, text=True, timeout=30, check=False)
+    try:
+        answer = subprocess.run([tool, *query], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:  # as with a GPU that hangs, when a doctor is asked for most
+        return ["unknown: nvidia-smi does not answer"]
     return held_by(answer.stdout) if answer.returncode == 0 else [f"unknown: {answer.stdout.strip()}"]
 
 

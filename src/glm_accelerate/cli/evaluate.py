@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening
+from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from glm_accelerate.data.inputs import Inputs
@@ -20,9 +21,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     opening.arguments(parser)
     parser.add_argument("--data", required=True, action="append", metavar="FILE", help="a JSONL file")
     parser.add_argument("--metrics", nargs="+", choices=METRICS, default=["loss"], help="(loss)")
-    parser.add_argument("--samples", type=int, metavar="N", help="a fixed choice of so many (all)")
-    parser.add_argument("--max-tokens", type=int, default=2048, metavar="N", help="longest sample (2048)")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (256)")
+    for name, least, default, about in (
+        ("--samples", 1, None, "a fixed choice of so many (all)"),
+        ("--max-tokens", 16, 2048, "longest sample (2048)"),
+        ("--max-new-tokens", 1, 256, "longest answer (256)"),
+    ):
+        parser.add_argument(name, type=opening.at_least(least), default=default, metavar="N", help=about)
     parser.add_argument("--predictions", metavar="FILE", help="write each question with its answer there")
 
 
@@ -38,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.data.pipeline import batches
     from glm_accelerate.evaluate.score import exact_match, held_out_loss
 
+    if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
+        raise UserError("there is no such directory to write in", where=args.predictions)
+    if args.predictions and "exact_match" not in args.metrics:
+        raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
     opened = opening.open_from(args)
     inputs = _inputs(args, opened.base, opened.template)
     store = inputs.train
@@ -51,12 +59,9 @@ def run(args: argparse.Namespace) -> int:
         table.add_row("loss", f"{loss.mean:.4f}", between, f"{loss.samples:,} of {len(store):,}")
     if "exact_match" in args.metrics:
         samples = [store[number] for number in chosen]
+        longest = args.max_new_tokens
         matches = exact_match(
-            opened.model,
-            samples,
-            inputs.tokenizer,
-            stops=inputs.stops,
-            max_new_tokens=args.max_new_tokens,
+            opened.model, samples, inputs.tokenizer, stops=inputs.stops, max_new_tokens=longest
         )
         between = f"{matches.ci95[0]:.1%} to {matches.ci95[1]:.1%}"
         counted = f"{len(matches.predictions):,} of {len(store):,}"

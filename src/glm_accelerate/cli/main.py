@@ -5,10 +5,11 @@ Neither torch nor the config schema is imported here or by a verb's `--help`: th
 
 import argparse
 import difflib
+import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -53,11 +54,19 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script; the answer is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return answer(lambda: _dispatch(words))
+
+
+def answer(act: Callable[[], int]) -> int:
+    """The exit code of `act`, whatever it comes to; what went wrong is said in one line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a GBK terminal has no check mark: no reason to end a run
     try:
-        code = _dispatch(words)
+        code = act()
         sys.stdout.flush()
     except UserError as error:
-        _say_error(str(error))
+        if not error.told:
+            _say_error(str(error))
         return USERS_INPUT
     except KeyboardInterrupt:
         _say("stopped")

@@ -1,6 +1,7 @@
-"""What verbs that open a model have in common: PATH and --base."""
+"""What verbs that open a model have in common: PATH, --base, and numbers checked before it is read."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "path", metavar="PATH", help="a run, a checkpoint, an adapter, a model directory or a hub's name"
     )
     base(parser)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
+        return int(text)
+
+    return read
 
 
 def base(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,16 @@
-"""`train CONFIG`: train, or go on where the run stopped."""
+"""`train CONFIG`: train, or go on where the run stopped; with `--nproc N` in N processes on this machine."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import source
+from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Sequence
 
-    from glm_accelerate.train.directory import Change
+    from rich.console import Console
 
 HELP = "Train as a config says. Run the same command again to go on where it stopped."
 STOPPED = 75
@@ -22,20 +23,33 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--run", type=Path, metavar="DIR", help="the run's directory (runs/<the config's name>)"
     )
     parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="processes on this machine, one a device (1)"
+    )
+    parser.add_argument(
         "--resume", default="auto", metavar="auto|never|STEP|PATH", help="where to go on (auto)"
     )
     parser.add_argument(
         "--init-from", type=Path, metavar="PATH", help="an adapter, a model or a checkpoint to begin with"
     )
     parser.add_argument(
-        "--accept-changes", action="store_true", help="go on although the run's config has changed"
+        "--accept", action="append", default=[], metavar="WHAT", help="go on although this has changed"
+    )
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="go on whatever of the run's config has changed"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 when done, 75 when stopped by a signal with everything saved."""
+    if args.nproc < 1:
+        raise UserError(f"--nproc is {args.nproc}, 1 or more is wanted")
     config = source.config_from(args)  # its mistakes are shown before torch is loaded
     directory = args.run or Path("runs") / source.name_from(args)
+    if args.nproc > 1:
+        from glm_accelerate.cli.ranks import start_ranks
+
+        ranks, args.run, args.nproc = args.nproc, directory, 1
+        return start_ranks(args, ranks, directory)
 
     from rich.console import Console
 
@@ -43,10 +57,14 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.observe.console import ConsoleObserver, show_start
     from glm_accelerate.train.build import Start
     from glm_accelerate.train.directory import ConfigChanged
+    from glm_accelerate.train.mismatch import EVERY, Mismatched
     from glm_accelerate.train.run import train
 
+    strange = set(args.accept) - EVERY
+    if strange:
+        raise UserError(f"--accept {strange.pop()}: no such thing", cure=f"one of {', '.join(sorted(EVERY))}")
     console = Console()
-    start = Start(args.resume, args.init_from, args.accept_changes)
+    start = Start(args.resume, args.init_from, EVERY if args.accept_changes else frozenset(args.accept))
     try:
         with watching(Console(stderr=True)) as watch:
             result = train(
@@ -58,7 +76,11 @@ def run(args: argparse.Namespace) -> int:
                 on_built=lambda ready: show_start(ready.run.plan, ready.proofs, ready.resumed, console),
             )
     except ConfigChanged as error:
-        _show_changes(error.changes, console)
+        _show([(change.key, change.then, change.now, change.flag) for change in error.changes], console)
+        raise
+    except Mismatched as error:
+        rows = [(one.name, one.then, one.now, one.flag or one.consequence) for one in error.mismatches]
+        _show(rows, console)
         raise
     if result.done:
         return 0
@@ -66,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
     return STOPPED
 
 
-def _show_changes(changes: "list[Change]", console: "Console") -> None:
+def _show(rows: "Sequence[tuple[object, ...]]", console: "Console") -> None:
     from rich.table import Table
 
-    table = Table("key", "then", "now", box=None)
-    for key, then, now in changes:
-        table.add_row(key, str(then), str(now))
+    table = Table("what", "then", "now", "to go on", box=None)
+    for row in rows:
+        table.add_row(*map(str, row))
     console.print(table)

@@ -40,11 +40,6 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     return validate(_overridden(Document(config.model_dump(mode="json"), {}, COMMAND_LINE), overrides))
 
 
-def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """A YAML mapping as plain values; `where` names the text in messages."""
-    return read_document(text, where).values
-
-
 def to_yaml(config: RunConfig) -> str:
     """Every value, defaults included, as a run directory keeps it: `load_config` reads an equal config."""
     return write_document(config.model_dump(mode="json"))

@@ -126,6 +126,8 @@ class PrecisionSection(Section):
 
     compute: Auto | Literal["float32", "bfloat16"] = "auto"
     """Matrix products and activations (sums, norms and loss are float32); auto: bfloat16 where it is fast."""
+    compile: Auto | Literal["off", "on"] = "auto"
+    """Operators between products as one loop each; auto: where that is measured and the run repays it."""
 
 
 class OptimSection(Section):
@@ -167,28 +169,42 @@ class MemorySection(Section):
 class ParallelSection(Section):
     """Over how many devices."""
 
-    shard: Auto | Literal["off", "full"] = "auto"
-    """How state is divided among ranks; one rank has nothing to divide, and the plan says so."""
+    shard: Auto | Literal["off", "full"] | Annotated[int, Field(ge=1)] = "auto"
+    """How many ranks share one copy of weights and moments. off: each has its own; full: all share one."""
 
 
 class CheckpointSection(Section):
-    """What is kept."""
+    """How often the run is saved, and what is kept."""
 
     every: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """Steps between checkpoints; auto: a tenth of the run, at most 500. One is always written at the end."""
+    """Steps between checkpoints; auto: as often as pays. One is always written at the end."""
+    wait: bool = False
+    """Training waits until each is written; else one copy of the state is made, and written meanwhile."""
+    between_failures: Auto | Annotated[float, Field(gt=0)] = "auto"
+    """Seconds between failures of the machines; auto: learnt from the run itself."""
+    overhead: float = Field(default=0.01, gt=0, lt=1)
+    """Share of time that saves may take while failures are only guessed."""
+    longest_loss: float = Field(default=1800.0, gt=0)
+    """Seconds of work that a failure may cost."""
     keep_last: int = Field(default=3, ge=1)
     """How many of the newest stay."""
     keep_best: int = Field(default=1, ge=0)
     """How many of those with the lowest held-out loss stay besides."""
+    keep_every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Of every so many steps one stays besides."""
+    keep_every_hours: Annotated[float, Field(gt=0)] | None = None
+    """Of every so many hours one stays besides."""
+    thin: bool = False
+    """Older ones stay besides, about one for each doubling of age."""
     codec: Auto | Literal["none", "zstd"] = "auto"
-    """Compression; files are written as they are for now, and the plan says so."""
+    """zstd: about a quarter smaller, slower to write on few cores; auto: files as any tool reads them."""
 
 
 class EvaluateSection(Section):
     """How progress is judged."""
 
     every: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """Steps between evaluations; auto: with each checkpoint."""
+    """Steps between evaluations; auto: a tenth of the run, at most 500."""
     where: Auto | Literal["inline"] = "auto"
     """inline: training waits."""
     samples: Auto | Annotated[int, Field(ge=1)] = "auto"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from glm_accelerate.data.pack import Arrangement, aligned
-from glm_accelerate.data.types import IGNORED, Batch, Sample
+from glm_accelerate.data.pack import Arrangement
+from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, IGNORED, Batch, Sample
 
 
 def collate(arrangement: Arrangement, samples: Sequence[Sample]) -> Batch:
@@ -41,7 +41,8 @@ def collate(arrangement: Arrangement, samples: Sequence[Sample]) -> Batch:
     )
 
 
-def packed_row(samples: Sequence[Sample], width: int | None = None) -> Batch:
-    """All samples side by side in one row."""
-    total = aligned(sum(len(sample) for sample in samples))
-    return collate(Arrangement((tuple(range(len(samples))),), width or total), samples)
+def empty_batch() -> Batch:
+    """The smallest forward pass, from which nothing is learnt."""
+    shape = (1, DOCUMENT_ALIGNMENT)
+    tokens_RT, labels_RT = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+    return Batch(tokens_RT, labels_RT, ((DOCUMENT_ALIGNMENT,),), samples=0, tokens=0, targets=0)

@@ -76,6 +76,9 @@ def _render(conversation: Conversation, template: Template, train_on: TrainOn, l
         return write(conversation.messages, template, train_on)
     except UserError as error:
         raise UserError(error.what, where=conversation.place, cure=error.cure) from error
+    except RecursionError as error:  # writing tools and calls needs more of the stack than reading them
+        cure = "flatten or remove it"
+        raise UserError("a tool or call nested too deeply", where=conversation.place, cure=cure) from error
 
 
 def _tokenize(rendered: Sequence[Sequence[Piece]], tokenizer: Tokenizer) -> list[list[Part]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from reprlib import repr as shortly
 from typing import Any, Literal, cast, get_args
 
+from glm_accelerate.data import strict_json
 from glm_accelerate.data.types import Conversation, Message, Place, Role, Tool, ToolCall
 from glm_accelerate.runtime.errors import UserError
 
@@ -231,11 +232,13 @@ def _list(holder: Line, key: str, name: str) -> list[Any]:
 
 def _parsed(text: str, name: str) -> object:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return strict_json.parse(text)
+    except json.JSONDecodeError as error:
         raise UserError(
             f"{name} is a string that is not JSON: {error}", cure="write the value itself"
         ) from error
+    except UserError as error:
+        raise UserError(f"{name}: {error.what}", cure=error.cure) from error
 
 
 def _json(value: object) -> str:

@@ -24,6 +24,10 @@ class Arrangement:
     def area(self) -> int:
         return len(self.rows) * self.width
 
+    def of(self, places: Sequence[int]) -> "Arrangement":
+        """The same, where what was arranged was a selection: its places in the whole."""
+        return Arrangement(tuple(tuple(places[index] for index in row) for row in self.rows), self.width)
+
 
 def aligned(length: int, step: int = DOCUMENT_ALIGNMENT) -> int:
     """Rounded up."""
@@ -82,7 +86,7 @@ def pad(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
 
 
 def _ladder(length: int) -> int:
-    """64, 128, ... 512, then steps of an eighth: few widths, at most 12 % too wide."""
+    """64, 128, ... 512, then in steps of an eighth, at most 12 % too wide: few widths."""
     step = DOCUMENT_ALIGNMENT
     while length > 8 * step:
         step *= 2

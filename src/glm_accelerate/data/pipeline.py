@@ -6,9 +6,10 @@ The joint to everything before it is `Samples`: whatever holds samples by number
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol
 
-from glm_accelerate.data.collate import collate
+from glm_accelerate.data.collate import collate, empty_batch
+from glm_accelerate.data.deal import deal
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import ARRANGE
+from glm_accelerate.data.pack import ARRANGE, Arrangement
 from glm_accelerate.data.prefetch import prefetch
 from glm_accelerate.data.types import Batch, Sample, Step
 
@@ -28,15 +29,48 @@ def batches(samples: Samples, numbers: Sequence[int], batching: str, micro_token
 
 
 def steps(
-    samples: Samples, order: Order, *, batching: str, micro_tokens: int, position: int, total: int
+    samples: Samples,
+    order: Order,
+    *,
+    batching: str,
+    micro_tokens: int,
+    position: int,
+    total: int,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Generator[Step, None, None]:
-    """The steps after the first `position` ones up to step `total`, made in a thread ahead of need."""
+    """The steps after the first `position` ones up to step `total`, made in a thread ahead of need.
+
+    They hold the batches of one of `ranks` ranks. All have equally many, if need be empty ones: models that
+    are divided over ranks compute together.
+    """
 
     def make() -> Iterator[Step]:
         for number, epoch, drawn in order.steps_from(position):
             if number > total:
                 return
-            numbers = tuple(int(sample) for sample in drawn)
-            yield Step(number, epoch, tuple(batches(samples, numbers, batching, micro_tokens)), numbers)
+            taken = [samples[int(sample)] for sample in drawn]
+            made = _arranged([len(sample) for sample in taken], batching, micro_tokens, ranks)
+            own = [collate(arrangement, taken) for arrangement in made[rank]]
+            own += [empty_batch()] * (max(map(len, made)) - len(own))
+            yield Step(
+                number,
+                epoch,
+                tuple(own),
+                tuple(int(sample) for sample in drawn),
+                tokens=sum(len(sample) for sample in taken),
+                targets=sum(int(sample.targets[1:].sum()) for sample in taken),
+            )
 
     return prefetch(make())
+
+
+def _arranged(
+    lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int
+) -> list[list[Arrangement]]:
+    """Each rank's rows of a step."""
+    made: list[list[Arrangement]] = []
+    for share in deal(lengths, ranks):
+        rows = ARRANGE[batching]([lengths[place] for place in share], micro_tokens) if share else []
+        made.append([arrangement.of(share) for arrangement in rows])
+    return made

@@ -28,9 +28,8 @@ from glm_accelerate.runtime.errors import UserError
 
 __all__ = ["EncodeSettings", "prepare"]
 
-Progress = Callable[
-    [int, int], None
-]  # bytes done, bytes in all; each byte counts once for reading, once for encoding
+# Bytes done, bytes in all: each counts once for reading, once for encoding.
+Progress = Callable[[int, int], None]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}

@@ -7,9 +7,9 @@ most one line is in memory, and a range of bytes can be read by itself, so that 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from reprlib import repr as shortly
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
+from glm_accelerate.data import strict_json
 from glm_accelerate.data.forms import FormatName, conversation, format_of
 from glm_accelerate.data.types import Conversation, Place
 from glm_accelerate.runtime.errors import UserError
@@ -91,18 +91,14 @@ def _no_lines(path: Path) -> UserError:
 def _object(raw: bytes, place: Place) -> dict[str, Any]:
     text = _text(raw, place)
     try:
-        said = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        said = strict_json.parse(text)
     except json.JSONDecodeError as error:
         raise _broken(text, error, place) from error
-    except RecursionError as error:
-        raise UserError("JSON nested too deeply", where=place, cure="remove the line") from error
     except UserError as error:
         raise UserError(error.what, where=place, cure=error.cure) from error
     if not isinstance(said, dict):
         kind = "an array" if isinstance(said, list) else type(said).__name__
         raise UserError(f"a line is {kind}, not an object", where=place, cure="write one {...} a line")
-    if b"\\ud" in raw or b"\\uD" in raw:
-        _check_surrogates(said, place)
     return cast(dict[str, Any], said)
 
 
@@ -144,28 +140,3 @@ def _broken(text: str, error: json.JSONDecodeError, place: Place) -> UserError:
     return UserError(
         f"broken JSON: {error.msg} near {excerpt!r}", where=where, cure="mend or remove the line"
     )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UserError(f"the key {shortly(twice)} stands twice in one object", cure="keep one of them")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise UserError(f"{name} is not JSON", cure='write null, a number or a string such as "NaN"')
-
-
-def _check_surrogates(said: dict[str, Any], place: Place) -> None:
-    try:
-        json.dumps(said, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise UserError(
-            f"half of a surrogate pair ({half}), which is no character",
-            where=place,
-            cure="write the whole pair, or the character itself in UTF-8",
-        ) from error

@@ -51,9 +51,7 @@ def identify(path: Path) -> Identity:
     try:
         found = path.stat()
     except OSError as error:
-        raise UserError(
-            f"cannot read the data file: {error.strerror}", where=path, cure="check data.train and data.dev"
-        ) from error
+        raise _unreadable(path, error) from error
     if path.is_dir():
         raise UserError("is a directory", where=path, cure="name the JSONL file in it")
     if found.st_size == 0:
@@ -84,7 +82,11 @@ def _scan(path: Path, identity: Identity, read: Callable[[int], None], range_byt
     ranges: list[Range] = []
     start = position = 0
     line = next_line = 1
-    with path.open("rb", buffering=0) as file:
+    try:
+        file = path.open("rb", buffering=0)
+    except OSError as error:  # the cache is not to blame
+        raise _unreadable(path, error) from error
+    with file:
         while portion := file.read(range_bytes):
             digest.update(portion)
             newline = portion.rfind(b"\n")
@@ -98,6 +100,11 @@ def _scan(path: Path, identity: Identity, read: Callable[[int], None], range_byt
     if start < position:  # the last line has no newline
         ranges.append(Range(start, position, line))
     return Scan(identity, digest.hexdigest(), tuple(ranges))
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    what = f"cannot read the data file: {error.strerror}"
+    return UserError(what, where=path, cure="check data.train and data.dev")
 
 
 def _recall(memo: Path, identity: Identity, range_bytes: int) -> Scan | None:

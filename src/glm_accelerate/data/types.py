@@ -101,29 +101,17 @@ class Batch:
     tokens: int  # unpadded
     targets: int
 
-    @property
-    def area(self) -> int:
-        """How many positions are computed, padding included."""
-        return int(self.tokens_RT.size)
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All that one optimizer update learns from. `number` counts from 1 over the whole run."""
+    """All that one optimizer update learns from. `number` counts from 1 over the whole run.
+
+    `batches` are this rank's; everything else speaks of the whole step, whoever computes it.
+    """
 
     number: int
     epoch: int
     batches: tuple[Batch, ...]
     numbers: tuple[int, ...] = field(repr=False)  # which samples, in the order drawn
-
-    @property
-    def tokens(self) -> int:
-        return sum(batch.tokens for batch in self.batches)
-
-    @property
-    def targets(self) -> int:
-        return sum(batch.targets for batch in self.batches)
-
-    @property
-    def area(self) -> int:
-        return sum(batch.area for batch in self.batches)
+    tokens: int
+    targets: int

@@ -15,20 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-# In the order of the published vocabulary, where their numbers follow the last word.
-SPECIAL_TOKENS = (
-    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>",
-    "<|assistant|>", "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>",
-    "<|end_of_video|>",
-)  # fmt: skip
-STOPS = ("<|endoftext|>", "<|user|>", "<|observation|>")
-
-# Where GLM-4 cuts text before it merges bytes: words with what stands before them, up to three digits,
-# punctuation, line ends, spaces.
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from glm_accelerate.data.templates.glm4_0414 import GLM4_0414
+from glm_accelerate.data.tokenizers.ranks import PATTERN, SPECIAL
 
 # How GLM-4-0414 writes a conversation: tools, then system messages, then the other turns.
 CHAT_TEMPLATE = """\
@@ -79,7 +67,7 @@ class Size:
 def build_tokenizer(words: Sequence[str]) -> Tokenizer:
     """A byte-level BPE in which each of these words is one token; everything else is spelt in bytes."""
     tokenizer = Tokenizer(BPE(ignore_merges=True))
-    split = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_of_words])  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,9 +80,7 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
     # Characters first: else the last byte of one and the first of the next could become a token.
     characters = [character for word in words for character in word if not character.isascii()]
     tokenizer.train_from_iterator([*words, *characters * 20], trainer=trainer)
-    tokenizer.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
-    )
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
     return tokenizer
 
 
@@ -105,7 +91,7 @@ def config(size: Size, vocabulary: int, special: dict[str, int]) -> dict[str, ob
         "model_type": "glm4",
         "attention_bias": True,
         "attention_dropout": 0.0,
-        "eos_token_id": [special[name] for name in STOPS],
+        "eos_token_id": [special[name] for name in GLM4_0414.stops],
         "head_dim": size.head_dim,
         "hidden_act": "silu",
         "hidden_size": size.hidden,
@@ -164,7 +150,7 @@ def write_tiny(path: Path, words: Sequence[str], *, size: Size | None = None, se
     save_file(weights(size, vocabulary, seed), path / "model.safetensors", metadata={"format": "pt"})
     said = config(size, vocabulary, special)
     tokenizer_config = {
-        "additional_special_tokens": list(SPECIAL_TOKENS),
+        "additional_special_tokens": list(SPECIAL),
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|endoftext|>",

@@ -46,6 +46,7 @@ class InlineEvaluator:
     max_new_tokens: int
     run_dir: Path
     attempt: int
+    publishes: bool = True  # one of several ranks does; all compute the same
 
     @property
     def chosen(self) -> Sequence[int]:
@@ -101,7 +102,8 @@ class InlineEvaluator:
             seconds=round(time.perf_counter() - began, 3),
             reason=reason,
         )
-        write_result(self.run_dir, result, () if matches is None else matches.predictions)
+        if self.publishes:
+            write_result(self.run_dir, result, () if matches is None else matches.predictions)
         return result.event()
 
     def _loss(self, model: Decoder) -> Loss:

@@ -27,8 +27,10 @@ def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
 
 
-def choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
-    """Every operator's path for activations of `dtype` on `device`."""
+def choices(device: torch.device, dtype: torch.dtype, compiled: bool = False) -> list[Choice]:
+    """Every operator's path for activations of `dtype` on `device`; `compiled`: while it trains."""
+    if compiled:
+        return _compiled_choices(device, dtype)
     name = str(dtype).removeprefix("torch.")
     if attention_dtype(device, dtype, 1) != dtype:
         name = f"float32 up to {SHORT} tokens, then {name}"
@@ -36,4 +38,15 @@ def choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
         Choice("attention", f"torch's, per document, {name}", "no document sees another"),
         Choice("cross-entropy", "chunked, float32 sums", "the step's logits never exist at once"),
         Choice("norm, rotary, swiglu, LoRA", "PyTorch, own backward", "runs on every device, keeps little"),
+    ]
+
+
+def _compiled_choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
+    others = choices(device, dtype)
+    attention = Choice("attention", "tiles of bfloat16 products", "what lies between them is compiled")
+    return [
+        attention if device.type == "cpu" and dtype == torch.bfloat16 else others[0],
+        Choice("cross-entropy", "chunked, float32 sums, compiled", others[1].why),
+        Choice("norm, residual sum, swiglu", "compiled", "one loop each way"),
+        Choice("LoRA", "PyTorch, own backward", others[2].why),
     ]

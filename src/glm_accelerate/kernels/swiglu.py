@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from glm_accelerate.kernels.compiled import run
+
 
 def swiglu_reference(gate_up: Tensor) -> Tensor:
     """The same by definition: silu(first half) * second half."""
@@ -13,9 +15,9 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(first half) * second half."""
-    out: Any = _SwiGLU.apply(gate_up)
+def swiglu(gate_up: Tensor, compiled: bool = False) -> Tensor:
+    """silu(first half) * second half. `compiled`: each pass as one compiled loop."""
+    out: Any = (_Compiled if compiled else _SwiGLU).apply(gate_up)
     return out
 
 
@@ -36,3 +38,29 @@ class _SwiGLU(torch.autograd.Function):
         torch.mul(slope, silu(gate), out=made_up)
         torch.ops.aten.silu_backward.grad_input(slope * up, gate, grad_input=made_gate)
         return made
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        rows = gate_up.flatten(0, -2)
+        return run(_gate, rows, lengths={0: (0,)}).view(*gate_up.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        rows, slope = gate_up.flatten(0, -2), slopes[0].flatten(0, -2)
+        return run(_gate_back, rows, slope, lengths={0: (0,), 1: (0,)}).view_as(gate_up)
+
+
+def _gate(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * gate.sigmoid() * up).to(gate_up.dtype)
+
+
+def _gate_back(gate_up: Tensor, slope: Tensor) -> Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    share, wide = gate.sigmoid(), slope.float()
+    by_gate = wide * up * share * (1 + gate * (1 - share))
+    return torch.cat((by_gate, wide * gate * share), -1).to(gate_up.dtype)

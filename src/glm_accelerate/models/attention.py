@@ -4,9 +4,11 @@ Head counts come from the tensors' shapes, so a sharded layer needs no change he
 Letters: B rows, T tokens, H width, N query heads, K key/value heads, D head width.
 """
 
+import torch
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.attention import attend_cache, attention
+from glm_accelerate.kernels.fused_attention import rotary_attention
 from glm_accelerate.kernels.rope import rope
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
@@ -32,6 +34,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, sizes.width, bias=False)
         self.fused, self.head_width, self.layer = sizes.fused_qkv, D, layer
         self.groups = sizes.heads // sizes.kv_heads
+        self.compiled = False
 
     def forward(
         self,
@@ -42,6 +45,11 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in self._project(x_BTH))
+        if self.compiled and self.training and prefix is None and cache is None:
+            turns = torch.view_as_real(table).flatten(0, 2)
+            q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
+            out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)
+            return self.o_proj(out.view(*x_BTH.shape[:-1], -1))
         q_BTND, k_BTKD = rope(q, table), rope(k, table)
         if cache is not None and cache.filled:
             keys, values = cache.append(self.layer, k_BTKD, v)

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -131,6 +132,31 @@ def last_attempt(path: Path) -> int:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         return max((_number(event, "attempt") for event in _parse(file)), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier attempts of a run came to."""
+
+    failures: int = 0  # attempts that ended without a word
+    seconds: float = 0.0  # of all of them
+
+
+def read_past(path: Path) -> Past:
+    """Of the attempts in a log."""
+    if not path.is_file():
+        return Past()
+    spans: dict[int, tuple[float, float]] = {}
+    ended: set[int] = set()
+    with path.open("rb") as lines:
+        for event in _parse(lines):
+            attempt, when = _number(event, "attempt"), event.get("time")
+            if isinstance(when, float):
+                first, _ = spans.get(attempt, (when, when))
+                spans[attempt] = (first, when)
+            if event["kind"] == "stop":
+                ended.add(attempt)
+    return Past(len(spans.keys() - ended), sum(max(0.0, last - first) for first, last in spans.values()))
 
 
 def _parse(lines: Iterable[bytes]) -> Iterator[dict[str, object]]:

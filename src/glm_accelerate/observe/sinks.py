@@ -4,7 +4,8 @@ Curves have the same names in both. Nothing but the config and the figures is ha
 variable, command line, host name or git remote, since those are where secrets live.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,8 +43,30 @@ def open_sinks(names: Sequence[str], run_dir: Path, config: RunConfig) -> list[O
             raise UserError(
                 f"the package {name} is not installed", where="observe.sinks", cure=f"pip install {name}"
             )
-        sinks.append(openers[name]())
+        sinks.append(Foreign(openers[name]()))
     return sinks
+
+
+class Foreign:
+    """An observer that runs the code of others: whatever goes wrong there, training goes on without it."""
+
+    def __init__(self, sink: Observer) -> None:
+        self._sink = sink
+
+    def observe(self, event: Event) -> None:
+        with self._failing_alone():
+            self._sink.observe(event)
+
+    def close(self) -> None:
+        with self._failing_alone():
+            self._sink.close()
+
+    @contextmanager
+    def _failing_alone(self) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # a network, a server, a release: no package says what it may raise
+            raise OSError(f"{type(self._sink).__name__}: {error}") from error
 
 
 def curves(event: Event) -> dict[str, float]:

@@ -7,15 +7,20 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import aligned
+from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.run_plan import Reason, RunPlan
+from glm_accelerate.runtime.errors import UserError
 
 DEFAULT_STEP_SAMPLES = 16
 MOST_EVALUATED = 256
+MOST_BETWEEN = 500  # steps from one evaluation to the next
+CORE_PRODUCTS = 3e11  # floating-point operations a second: about what training reached on a core with AMX
+WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -27,6 +32,7 @@ class Ground:
     sizes: Sizes
     inputs: Inputs
     hardware: Hardware
+    ranks: int = 1
 
 
 def plan_for(config: RunConfig, progress: Callable[[str, int, int], None] | None = None) -> RunPlan:
@@ -64,17 +70,22 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     say("weights", dtype, why)
     compute, why = _compute(config, ground.hardware)
     say("compute", compute, why)
+    compiled, why = _compile(config, ground, steps, per_epoch)
+    say("compile", "on" if compiled else "off", why)
+    shards, why = _shards(config, ground)
+    say("ranks", ground.ranks, "as launched")
+    say("shards", shards, why)
     warmup = round(config.optim.warmup * steps) if config.optim.warmup < 1 else int(config.optim.warmup)
     say("warm-up", f"{warmup:,} steps", f"optim.warmup {config.optim.warmup:g}")
-    every = config.checkpoint.every
-    saved = every if every != "auto" else max(1, min(500, steps // 10))
-    say("checkpoint", f"every {saved:,} steps", _said(every, "a tenth of the run, at most 500"))
-    evaluated, judged = _evaluation(config, inputs, saved, say)
+    codec = _saving(config, say)
+    evaluated, judged = _evaluation(config, inputs, steps, say)
     _say_what_waits(config, ground.hardware, say)
     return RunPlan(
         family=ground.family.name,
         template=inputs.template.name,
         device=ground.hardware.device,
+        ranks=ground.ranks,
+        shards=shards,
         dtype=dtype,
         compute=compute,
         steps=steps,
@@ -84,24 +95,18 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
         micro_tokens=micro_tokens,
         recompute=recompute,
         warmup_steps=warmup,
-        checkpoint_every=saved,
+        codec=codec,
         evaluate_every=evaluated,
         evaluate_samples=judged,
         reasons=tuple(reasons),
+        compile=compiled,
     )
 
 
 def _say_what_waits(config: RunConfig, hardware: Hardware, say: Callable[[str, object, str], None]) -> None:
     """Where the run happens, and what a config may ask for that this version does not do yet."""
     say("device", hardware.name, f"{hardware.device}, {hardware.cores} cores")
-    if config.parallel.shard != "off":
-        say("shard", "off", "one device has nothing to divide")
     say("offload", "off", "not built yet")
-    say(
-        "codec",
-        "none",
-        "compression is not built yet" if config.checkpoint.codec == "zstd" else "the default",
-    )
 
 
 def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:
@@ -141,6 +146,48 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
     return "float32", f"this {hardware.device} has no fast bfloat16"
 
 
+def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
+    """How many ranks share one copy of weights, gradients and moments."""
+    asked, ranks = config.parallel.shard, ground.ranks
+    if ranks == 1:
+        return 1, "one rank has nothing to divide"
+    if asked == "full":
+        return ranks, "the config"
+    if asked == "off":
+        return 1, "the config: every rank has its own copy"
+    if asked != "auto":
+        if ranks % asked:
+            raise UserError(
+                f"parallel.shard is {asked}, which does not divide {ranks} ranks",
+                cure="a divisor, full, or off",
+            )
+        return asked, "the config"
+    weights = ground.sizes.parameters * ITEM_BYTES[config.model.dtype]
+    if config.adapt.method == "full":
+        return ranks, "full fine-tuning: 16 bytes a weight are divided among all"
+    if weights > ground.hardware.free_bytes // 2:
+        return ranks, "the frozen weights would fill more than half of a device"
+    return 1, "the frozen weights fit on each device: only small gradients travel"
+
+
+def _compile(config: RunConfig, ground: Ground, steps: int, per_epoch: int) -> tuple[bool, str]:
+    device = ground.hardware.device
+    lacking = missing(device)
+    if config.precision.compile == "on":
+        if lacking:
+            raise UserError(f"precision.compile is on: {lacking}", cure="install it, or say off or auto")
+        return True, "the config"
+    if config.precision.compile == "off":
+        return False, "the config"
+    if lacking or device != "cpu":
+        return False, lacking or f"not measured on {device}"
+    tokens = int(ground.inputs.train.lengths.sum()) * steps / per_epoch
+    seconds = 6 * ground.sizes.parameters * tokens / (ground.hardware.cores * CORE_PRODUCTS)
+    if seconds < WORTH_COMPILING:
+        return False, f"a run of about {seconds:,.0f} s does not repay compiling"
+    return True, f"a run of about {seconds:,.0f} s repays the first half minute"
+
+
 def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens, "the config"
@@ -164,16 +211,27 @@ def _recompute(config: RunConfig, ground: Ground, micro_tokens: int) -> tuple[bo
     return kept > room // 2, f"activations would take about {kept / 2**30:.1f} of {room / 2**30:.1f} GiB"
 
 
+def _saving(config: RunConfig, say: Callable[[str, object, str], None]) -> str:
+    """When is decided as the run goes; how is decided here."""
+    section, pays = config.checkpoint, "from what a save and a failure cost, as measured"
+    often = "as often as pays" if section.every == "auto" else f"every {section.every:,} steps"
+    say("checkpoint", often, _said(section.every, pays))
+    codec = "none" if section.codec == "auto" else section.codec
+    say("codec", codec, _said(section.codec, "every tool reads it, and it is written behind"))
+    return codec
+
+
 def _evaluation(
-    config: RunConfig, inputs: Inputs, saved: int, say: Callable[[str, object, str], None]
+    config: RunConfig, inputs: Inputs, steps: int, say: Callable[[str, object, str], None]
 ) -> tuple[int, int]:
     if inputs.dev is None:
         say("evaluation", "never", "no data.dev")
         return 0, 0
-    every = config.evaluate.every if config.evaluate.every != "auto" else saved
+    asked = config.evaluate.every
+    every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, steps // 10))
     wanted = config.evaluate.samples
     judged = min(len(inputs.dev), MOST_EVALUATED if wanted == "auto" else wanted)
-    say("evaluation", f"every {every:,} steps", _said(config.evaluate.every, "with each checkpoint"))
+    say("evaluation", f"every {every:,} steps", _said(asked, f"a tenth of the run, at most {MOST_BETWEEN}"))
     say("held-out samples", f"{judged:,} of {len(inputs.dev):,}", _said(wanted, f"at most {MOST_EVALUATED}"))
     say("where", "inline", "one device: training waits")
     return every, judged

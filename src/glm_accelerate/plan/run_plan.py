@@ -2,7 +2,9 @@
 dry run all read this one object; it is never changed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class RunPlan:
     family: str
     template: str
     device: str
+    ranks: int
+    shards: int  # ranks that share one copy of the state; 1: each has its own
     dtype: str  # of frozen weights
     compute: str  # of matrix products
     steps: int
@@ -30,7 +34,14 @@ class RunPlan:
     micro_tokens: int
     recompute: bool
     warmup_steps: int
-    checkpoint_every: int
+    codec: str
     evaluate_every: int  # 0: never
     evaluate_samples: int
+    compile: bool  # operators between matrix products
     reasons: tuple[Reason, ...]
+
+    @staticmethod
+    def from_json(said: Mapping[str, Any]) -> "RunPlan":
+        """What `asdict` gave."""
+        named: dict[str, Any] = {**said, "reasons": tuple(Reason(**reason) for reason in said["reasons"])}
+        return RunPlan(**named)

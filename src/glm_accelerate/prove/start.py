@@ -8,16 +8,18 @@ import torch
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.read import read
+from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.kernels.choose import choices
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
-from glm_accelerate.models.weights import load_model
+from glm_accelerate.models.weights import load_model, read_config
 from glm_accelerate.prove.coverage import prove_coverage
 from glm_accelerate.prove.isolation import prove_isolation
 from glm_accelerate.prove.labels import prove_labels
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.template import prove_template
+from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.errors import UserError
 
 CONVERSATIONS = 32  # enough to meet every role; more take longer than they tell
@@ -27,9 +29,20 @@ def prove_start(config: RunConfig) -> list[Proof]:
     """All proofs of a config, from its files alone."""
     directory = locate(config.model.path)
     inputs = open_inputs(config.data, directory)
-    model = load_model(directory, dtype=getattr(torch, config.model.dtype))
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    _, sizes, _ = read_config(directory)
+    model = load_model(directory, dtype=dtype, device=_device_for(sizes.parameters * dtype.itemsize))
+    if config.precision.compute != "auto":
+        model.compute = getattr(torch, config.precision.compute)
     adapt(model, config.adapt)
     return prove_parts(config, model, inputs, directory)
+
+
+def _device_for(size: int) -> torch.device:
+    """Where training will run: what is proven on a CPU says nothing about the kernels of a GPU."""
+    device = pick_device()
+    fits = device.type == "cpu" or size < torch.cuda.mem_get_info(device)[0]
+    return device if fits else torch.device("cpu")  # several GPUs will share it, and a proof needs only one
 
 
 def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Proof]:
@@ -48,13 +61,21 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
 
 def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs, model_dir: Path) -> list[Proof]:
     """All proofs of what a run has built."""
-    proofs = prove_inputs(config, inputs, model_dir)
-    proofs.append(prove_coverage(model, config.adapt))
-    proofs.append(prove_isolation(model))
-    dtype = model.compute or model.embed.dtype
-    for choice in choices(model.embed.device, dtype):
-        proofs.append(Proof(choice.operator, True, f"{choice.path}: {choice.why}"))
-    return proofs
+    paths = choices(model.embed.device, model.compute or model.embed.dtype)
+    return [
+        *prove_inputs(config, inputs, model_dir),
+        prove_vocabulary(model, inputs.tokenizer),
+        prove_coverage(model, config.adapt),
+        prove_isolation(model),
+        *(Proof(choice.operator, True, f"{choice.path}: {choice.why}") for choice in paths),
+    ]
+
+
+def prove_vocabulary(model: Decoder, tokenizer: Tokenizer) -> Proof:
+    """A token beyond the table of embeddings ends a GPU's whole context, without a word about why."""
+    numbers, rows = tokenizer.vocab_size, model.sizes.vocabulary
+    fits = "" if numbers <= rows else ": the tokenizer files are not this model's"
+    return Proof("vocabulary", numbers <= rows, f"{numbers:,} tokens, {rows:,} embeddings{fits}")
 
 
 def require(proofs: list[Proof]) -> None:

@@ -5,7 +5,36 @@ Nothing else reads `os.environ`, so everything that can silently change a run is
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a launcher (ours, torchrun, or one that sets the same variables) told this process."""
+
+    rank: int
+    count: int
+    local: int  # among the processes of this machine
+    address: str  # where all of them meet
+    port: int
+    restart: int  # how often the job was started again
+    agent_store: bool  # whether the launcher serves the meeting point itself
+
+
+def launched() -> Launched | None:
+    """Our place in a job of several processes, or None if nobody launched us."""
+    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        return None
+    return Launched(
+        rank=int(os.environ["RANK"]),
+        count=int(os.environ["WORLD_SIZE"]),
+        local=int(os.environ.get("LOCAL_RANK", "0")),
+        address=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]),
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        agent_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
 
 
 def cache_root() -> Path:
@@ -38,12 +67,26 @@ def visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def share_cores() -> None:
+def share_cores(processes: int = 1) -> None:
     """Threads that wait give their core back soon, unless GOMP_SPINCOUNT says otherwise. Before torch loads.
 
-    They spin for milliseconds as shipped, which beside another program costs most of the speed.
+    They spin for milliseconds as shipped, which beside another program costs most of the speed. Of several
+    processes each takes its share of the cores.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    if processes > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+
+
+def share_signs(folder: Path) -> None:
+    """Where the ranks that we start leave their signs of life."""
+    os.environ["GLM_ACCELERATE_SIGNS"] = str(folder)
+
+
+def signs_folder() -> Path | None:
+    """Where to leave signs of life, if a launcher watches."""
+    said = os.environ.get("GLM_ACCELERATE_SIGNS")
+    return Path(said) if said else None
 
 
 def compiler() -> str | None:

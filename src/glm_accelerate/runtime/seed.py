@@ -7,11 +7,12 @@ import torch
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far apart
+SILVER = 0x6A09E667F3BCC909  # the fraction of sqrt(2): another stride, for ranks
 
 
-def step_seed(seed: int, step: int) -> int:
-    """64 well-mixed bits; steps of one run never share them, and close seeds are unrelated."""
-    return _mix(_mix(seed & MASK) + step * GOLDEN)
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
+    """64 well-mixed bits; steps and ranks of one run never share them, and close seeds are unrelated."""
+    return _mix(_mix(seed & MASK) + step * GOLDEN + rank * SILVER)
 
 
 def seed_all(seed: int) -> None:

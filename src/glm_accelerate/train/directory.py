@@ -1,15 +1,31 @@
 """The run directory: its config, which may not change unnoticed, and where a start begins."""
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from glm_accelerate.checkpoint.find import latest, published
+from glm_accelerate.checkpoint.find import candidates, published
+from glm_accelerate.checkpoint.foreign import is_foreign
+from glm_accelerate.checkpoint.format import FOLDER, Damaged, step_of
 from glm_accelerate.checkpoint.publish import sweep, write_text
 from glm_accelerate.checkpoint.retain import abandon_after
 from glm_accelerate.config.load import load_config, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.mismatch import accepted_as
 
-Change = tuple[str, object, object]  # key, then, now
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key of the config that is not what it was."""
+
+    key: str
+    then: object
+    now: object
+    flag: str  # what accepts it
 
 
 class ConfigChanged(UserError):
@@ -17,18 +33,30 @@ class ConfigChanged(UserError):
 
     def __init__(self, run: Path, changes: list[Change]) -> None:
         self.changes = changes
-        keys = ", ".join(key for key, _, _ in changes)
-        cure = "--accept-changes to go on with it, or --run DIR for a new run"
+        keys = ", ".join(change.key for change in changes)
+        flags = " ".join(dict.fromkeys(change.flag for change in changes))
+        cure = f"{flags} (or --accept-changes for all) to go on with it, or --run DIR for a new run"
         super().__init__(f"the config of this run has changed: {keys}", where=run, cure=cure)
 
 
-def keep_config(run: Path, config: RunConfig, accept_changes: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where to go on: the first of `paths` that reads whole. None at all: at the beginning."""
+
+    paths: tuple[Path, ...]
+    warnings: tuple[str, ...] = ()
+    explicit: bool = False  # named by the user: nothing else will do
+    foreign: bool = False  # a stock checkpoint
+
+
+def keep_config(run: Path, config: RunConfig, accept: Collection[str]) -> None:
     """Write config.yaml, or compare with the one there. A run that never began may still be mended."""
     path = run / "config.yaml"
     if path.is_file() and (run / "events.jsonl").is_file():
         changes = differences(load_config(path), config)
-        if changes and not accept_changes:
-            raise ConfigChanged(run, changes)
+        refused = [change for change in changes if accepted_as(change.key) not in accept]
+        if refused:
+            raise ConfigChanged(run, refused)
         if not changes:
             return
     write_text(path, to_yaml(config))
@@ -38,28 +66,82 @@ def differences(then: RunConfig, now: RunConfig) -> list[Change]:
     """Every key that differs, with both values."""
     before, after = then.model_dump(mode="json"), now.model_dump(mode="json")
     return [
-        (f"{section}.{key}", before[section][key], after[section][key])
+        Change(f"{section}.{key}", before[section][key], after[section][key], f"--accept {name}")
         for section in after
         for key in after[section]
         if before[section][key] != after[section][key]
+        for name in [accepted_as(f"{section}.{key}")]
     ]
 
 
-def choose_start(run: Path, resume: str) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from (or None), and warnings. `resume`: auto, never, a step or a path."""
-    sweep(run / "checkpoints")
-    if resume == "never":
-        moved = abandon_after(run, -1)
-        return None, [f"checkpoints of steps {moved} are in abandoned/ now"] if moved else []
+def choose_start(run: Path, resume: str) -> Choice:
+    """The checkpoints to go on from. `resume`: auto, never, a step or a directory."""
     if resume == "auto":
-        return latest(run)
+        return _newest(run)
+    if resume == "never":
+        return _beginning(run)
     if resume.isascii() and resume.isdigit():
-        path = run / "checkpoints" / f"checkpoint-{int(resume)}"
-        if not path.is_dir():
-            there = ", ".join(path.name.removeprefix("checkpoint-") for path in reversed(published(run)))
-            raise UserError(f"no checkpoint of step {resume}", where=run, cure=f"there are {there or 'none'}")
-        return path, []
-    path = Path(resume)
+        return _of_step(run, resume)
+    return _at(Path(resume))
+
+
+def read_first(choice: Choice, read: Callable[[Path], Read]) -> tuple[Read | None, list[str]]:
+    """What `read` makes of the first checkpoint that is whole, and warnings that name those passed over.
+
+    `read` raises `Damaged` on what is not as it was written. A named checkpoint has to do.
+    """
+    warnings = list(choice.warnings)
+    for path in choice.paths:
+        try:
+            return read(path), warnings
+        except Damaged as error:
+            if choice.explicit:
+                raise
+            warnings.append(f"passed over: {error}")
+    if choice.paths:
+        raise _none_whole(warnings)
+    return None, warnings
+
+
+def give_up_after(run: Path, step: int) -> list[int]:
+    """Clear what interrupted saves left, and move checkpoints later than `step` aside: their branch ends.
+
+    It lists the directory, so that a start from an explicit path leaves it for the first save.
+    """
+    sweep(run / FOLDER)
+    return abandon_after(run, step)
+
+
+def _newest(run: Path) -> Choice:
+    found = candidates(run)
+    if not found.paths and published(run):
+        raise _none_whole(found.reasons)
+    return Choice(tuple(found.paths), tuple(found.reasons))
+
+
+def _beginning(run: Path) -> Choice:
+    moved = give_up_after(run, -1)
+    return Choice((), (f"checkpoints of steps {moved} are in abandoned/ now",) if moved else ())
+
+
+def _of_step(run: Path, step: str) -> Choice:
+    path = run / FOLDER / f"checkpoint-{step}"
+    if step_of(path.name) is None or not path.is_dir():
+        there = ", ".join(path.name.removeprefix("checkpoint-") for path in reversed(published(run)))
+        raise UserError(f"no checkpoint of step {step}", where=run, cure=f"there are {there or 'none'}")
+    return Choice((path,), explicit=True)
+
+
+def _at(path: Path) -> Choice:
+    """Nothing beside the path is looked at."""
     if not path.is_dir():
         raise UserError("no such checkpoint", where=path, cure="--resume auto, never, a step or a directory")
-    return path, []
+    return Choice((path,), explicit=True, foreign=is_foreign(path))
+
+
+def _none_whole(reasons: list[str]) -> UserError:
+    """Beginning anew unasked would look like a resume and lose everything."""
+    return UserError(
+        f"none of its checkpoints can be gone on from: {'; '.join(reasons)}",
+        cure="--resume never to begin anew; they move to abandoned/",
+    )

@@ -1,61 +1,109 @@
-"""What a checkpoint was made with, as short hashes, so that a resume on something else is noticed by name."""
+"""What a checkpoint is made with, in words a person can compare; only what is long ends in a hash."""
 
 import hashlib
-import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.checkpoint.find import resolve_path
+from glm_accelerate.checkpoint.format import MANIFEST
+from glm_accelerate.config.schema import AdaptSection, OptimSection, RunConfig
 from glm_accelerate.data.inputs import Inputs
-from glm_accelerate.models.weights import weight_files
-from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.models.weights import read_config, weight_files
+from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.runtime import env
+from glm_accelerate.train.digests import file_digest
 
-CURES = {
-    "model": "resume with the base model that the run began with",
-    "data": "resume with the same data files, or start a new run with --run and --init-from",
-    "tokenizer": "resume with the tokenizer files that the run began with",
-    "template": "resume with the same data.template",
-    "optimizer": "resume with the same optim and adapt sections",
-}
+SHOWN = 32  # hexadecimal digits of a hash: 128 bits
+MOST_THREADS = 8
 
 
-def fingerprints(config: RunConfig, model_dir: Path, inputs: Inputs) -> dict[str, str]:
-    """Everything that has to be the same for a resume to mean anything, and the environment besides."""
-    optim = config.optim.model_dump(mode="json", include={"name", "betas", "epsilon", "weight_decay"})
+def fingerprints(
+    config: RunConfig,
+    plan: RunPlan,
+    model_dir: Path,
+    inputs: Inputs,
+    *,
+    ranks: int = 1,
+    begun_on: Path | None = None,
+) -> dict[str, str]:
+    """Everything that has to be the same for a resume to mean anything, and what the last bit depends on.
+
+    `begun_on`: the model, run or checkpoint whose weights the run began on (--init-from).
+    """
+    train, optim = config.train, config.optim
+    step = f"{plan.step_samples} samples" if plan.step_samples else f"{plan.step_tokens} tokens"
+    weights = " ".join(f"{span.weight:g}" for span in inputs.train.spans)
+    store = inputs.train
     return {
-        "model": _of_model(model_dir),
-        "data": inputs.train.fingerprint,
-        "tokenizer": inputs.tokenizer.fingerprint,
+        "model": model_content(model_dir) + (f", begun on {_begun_on(begun_on)}" if begun_on else ""),
+        "data": f"{len(store)} samples, {int(store.lengths.sum())} tokens, {store.fingerprint[:SHOWN]}",
+        "tokenizer": inputs.tokenizer.fingerprint[:SHOWN],
         "template": inputs.template.name,
-        "optimizer": _hash(
-            json.dumps([optim, config.adapt.model_dump(mode="json")], sort_keys=True).encode()
-        ),
-        "environment": f"torch {torch.__version__}, {torch.get_num_threads()} threads",
+        "order": f"seed {train.seed}, {step} a step, sources x {weights}, {config.data.batching}",
+        "schedule": f"{optim.schedule}, {plan.steps} steps, {plan.warmup_steps} of them warm-up, "
+        f"rate {optim.learning_rate}, decay {optim.decay}, floor {optim.floor}",
+        "optimizer": optim.name,
+        "updates": _updates(optim),
+        "adapt": _adapt(config.adapt),
+        "dropout": f"{config.adapt.dropout}" if config.adapt.method in ("lora", "prefix") else "none",
+        "precision": f"weights {plan.dtype}, products {plan.compute}",
+        "ranks": str(ranks),
+        "passes": f"{plan.micro_tokens} tokens",
+        "device": _device(),
+        "versions": f"glm-accelerate {version('glm-accelerate')}, torch {torch.__version__}",
+        "threads": str(torch.get_num_threads()),
     }
 
 
-def check(then: dict[str, str], now: dict[str, str], where: object) -> list[str]:
-    """Raises where a resume would be meaningless; warns where it is only no longer bit-identical."""
-    for name, cure in CURES.items():
-        if then.get(name) != now[name]:
-            raise UserError(f"the {name} is not what this checkpoint was made with", where=where, cure=cure)
-    if then.get("environment") != now["environment"]:
-        return [
-            f"environment was {then.get('environment')}, is {now['environment']}: not bit-identical any more"
-        ]
-    return []
+def _updates(optim: OptimSection) -> str:
+    said = f"weight decay {optim.weight_decay}, clip {optim.clip}"
+    if optim.name == "adafactor":
+        return said
+    return f"betas {optim.betas[0]} {optim.betas[1]}, epsilon {optim.epsilon}, {said}"
 
 
-def _of_model(directory: Path) -> str:
-    """config.json, and the header and size of each weight file: cheap even where the model is 800 GB."""
-    parts = [(directory / "config.json").read_bytes()]
-    for file in weight_files(directory):
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            parts += [str(file.stat().st_size).encode(), opened.read(length)]
-    return _hash(b"\0".join(parts))
+def _adapt(section: AdaptSection) -> str:
+    targets = section.targets if isinstance(section.targets, str) else " ".join(section.targets)
+    said: dict[str, Callable[[], str]] = {
+        "lora": lambda: f"lora, rank {section.rank}, alpha {section.alpha}, {targets}",
+        "freeze": lambda: f"freeze, the last {section.layers} layers train",
+        "prefix": lambda: f"prefix, {section.prefix_tokens} tokens",
+    }
+    return said[section.method]() if section.method in said else section.method
 
 
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
+def model_content(directory: Path) -> str:
+    """Sizes for people, and the content of config.json and of every weight file."""
+    family, sizes, _ = read_config(directory)
+    files = [directory / "config.json", *weight_files(directory)]
+    content = _together(files)
+    return (
+        f"{family.name}, {sizes.layers} layers of {sizes.width}, {sizes.heads} heads on {sizes.kv_heads}, "
+        f"vocabulary {sizes.vocabulary}, {content}"
+    )
+
+
+def _begun_on(source: Path) -> str:
+    """A checkpoint's manifest has the digests of its files; of a run it is the newest one's."""
+    if (source / "config.json").is_file():
+        return _together(weight_files(source))
+    return _together([resolve_path(source) / MANIFEST])
+
+
+def _together(files: Sequence[Path]) -> str:
+    """One hash of many files, read side by side: hashing leaves the interpreter's lock."""
+    with ThreadPoolExecutor(max(1, min(len(files), env.cores(), MOST_THREADS))) as pool:
+        digests = list(pool.map(file_digest, files))
+    lines = [f"{file.name} {digest}" for file, digest in zip(files, digests, strict=True)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:SHOWN]
+
+
+def _device() -> str:
+    """What computes: other chips and other vector widths add in another order."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(torch.cuda.current_device())
+    return f"CPU, {torch.backends.cpu.get_cpu_capability()}"

@@ -12,10 +12,12 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Events
 from glm_accelerate.optim.schedule import rate
+from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import memory_in_use, reset_peak
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import Outcome, update
 from glm_accelerate.train.stop import StopRequest
@@ -33,19 +35,21 @@ class Run:
     steps: Generator[Step, None, None]
     progress: Progress
     events: Events
-    save: Callable[[], None]
+    saver: Saver
+    ranks: Ranks
     evaluate: Callable[[], None] | None
 
 
 def loop(run: Run, stop: StopRequest) -> str:
     """Train until the plan's last step or a request to stop. Returns the reason for stopping."""
-    progress, plan = run.progress, run.plan
+    progress, plan, ranks = run.progress, run.plan, run.ranks
     run.model.train()
     for step in run.steps:
         began = time.perf_counter()
+        ranks.doing.step, ranks.doing.phase = step.number, "training"
         reset_peak(run.device)
         learning_rate = run.config.optim.learning_rate * _rate(run)
-        seed_all(step_seed(run.config.train.seed, step.number))
+        seed_all(step_seed(run.config.train.seed, step.number, ranks.rank))
         outcome = update(
             run.model,
             run.optimizer,
@@ -53,23 +57,29 @@ def loop(run: Run, stop: StopRequest) -> str:
             run.device,
             learning_rate=learning_rate,
             limit=run.config.optim.clip,
+            ranks=ranks,
         )
+        seconds = time.perf_counter() - began
         progress.record(step, outcome.applied)
-        run.events.emit("step", _fields(run, step, outcome, learning_rate, time.perf_counter() - began))
+        run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds))
+        run.saver.heed()
         last = step.number == plan.steps
         failing = progress.bad_in_a_row >= run.config.train.max_bad_steps
         if run.evaluate is not None and (last or step.number % plan.evaluate_every == 0):
+            ranks.doing.phase = "evaluating"
             run.evaluate()
-        reason = stop.reason(step.number)  # asked late: a signal may have come during the evaluation
-        if last or failing or reason or step.number % plan.checkpoint_every == 0:
-            run.save()
+        asked = stop.reason(step.number)  # asked late: a signal may have come during the evaluation
+        stopping, due = ranks.total([asked is not None, run.saver.due(seconds)])
+        if last or failing or stopping or due:
+            ranks.doing.phase = "saving"
+            run.saver.save(final=bool(last or failing or stopping))
         if failing:
             raise UserError(
                 f"gradients not finite {progress.bad_in_a_row} steps in a row (up to step {step.number})",
                 cure="a lower optim.learning_rate, a longer optim.warmup, or precision.compute=float32",
             )
-        if reason and not last:
-            return reason
+        if stopping and not last:
+            return asked or "a signal to another rank"
     return "done"
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
+from glm_accelerate.parallel.ranks import joined
+from glm_accelerate.runtime.env import launched
 from glm_accelerate.train.build import Built, Start, built
 from glm_accelerate.train.loop import loop
 from glm_accelerate.train.stop import StopRequest
@@ -44,19 +46,31 @@ def train(
     `on_read` hears of data being prepared, `on_built` of the plan and the proofs before the first step.
     """
     directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     began = time.perf_counter()
-    with built(config, directory, start, observers, on_read) as ready:
-        if on_built is not None:
+    with joined() as ranks, built(config, directory, _start(start), observers, on_read, ranks) as ready:
+        if on_built is not None and ranks.first:
             on_built(ready)
         run = ready.run
         run.events.emit("start" if ready.resumed is None else "resume", _start_fields(ready))
-        with StopRequest(stop_after) as stop:
-            if ready.resumed is None and run.evaluate is not None:
-                run.evaluate()
-            reason = loop(run, stop)
+        try:
+            with StopRequest(stop_after) as stop:
+                if ready.resumed is None and run.evaluate is not None:
+                    run.evaluate()
+                reason = loop(run, stop)
+        except BaseException:
+            run.saver.abandon()
+            raise
+        run.saver.finish()
         run.events.emit("stop", {"reason": reason, "step": run.progress.position})
         seconds = time.perf_counter() - began
         return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))
+
+
+def _start(asked: Start) -> Start:
+    """A job that was started again after a crash goes on, however it was begun."""
+    said = launched()
+    return asked.again() if said is not None and said.restart else asked
 
 
 def _start_fields(ready: Built) -> dict[str, object]:
@@ -68,6 +82,8 @@ def _start_fields(ready: Built) -> dict[str, object]:
         "family": plan.family,
         "method": ready.run.config.adapt.method,
         "device": plan.device,
+        "ranks": plan.ranks,
+        "shards": plan.shards,
         "trained_parameters": trained,
         "proofs": [{"name": proof.name, "ok": proof.ok, "said": proof.said} for proof in ready.proofs],
     }

@@ -1,12 +1,26 @@
-"""Every item of resume state besides tensors. What is not listed here is a function of the config.
+"""All of a run's resume state: what training moves (tensors), and where it stands (`Progress`). Nothing else.
 
-The order of samples and the randomness of step k follow from the seed and k, so neither is stored.
+The order of samples and the randomness of step k on a rank follow from the seed, k and the rank; so no
+generator, no permutation and no packing is stored, and any number of ranks can go on.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from glm_accelerate.checkpoint.foreign import Foreign
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
+from glm_accelerate.optim.build import load_optimizer_state, optimizer_state
+from glm_accelerate.parallel.part import as_part, local_of, part_of
+from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.runtime.errors import UserError
+
+Pieces = dict[str, dict[str, Piece]]
 
 
 @dataclass(slots=True)
@@ -38,3 +52,74 @@ class Progress:
         losses = {int(step): loss for step, loss in said["losses"].items()}
         rest = {key: int(value) for key, value in said.items() if key != "losses"}
         return Progress(**rest, losses=losses)
+
+
+class Source(Protocol):
+    """Where tensors come from: a checkpoint's Reader, or what a stock checkpoint came to."""
+
+    def names(self, group: str) -> list[str]: ...
+
+    def tensor(
+        self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Whole tensors as a source."""
+
+    groups: Mapping[str, Mapping[str, Tensor]]
+
+    @staticmethod
+    def of(foreign: Foreign) -> "Held":
+        return Held({WEIGHTS: foreign.weights, OPTIMIZER: foreign.optimizer})
+
+    def names(self, group: str) -> list[str]:
+        return list(self.groups[group])
+
+    def tensor(
+        self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        found = self.groups[group][name]
+        if offset is None or shape is None:
+            return found
+        return found[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What training moves, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def moved(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Pieces:
+    """The parts of weights and moments for which this rank answers."""
+    weights = trained(model)
+    moments = optimizer_state(optimizer, weights.items())
+    return {WEIGHTS: _owned(weights, ranks), OPTIMIZER: _owned(moments, ranks)}
+
+
+def restore(source: Source, model: nn.Module, optimizer: Optimizer, ranks: Ranks, where: object) -> None:
+    """Put weights and moments back, of whatever number of ranks they came from."""
+    weights = trained(model)
+    if weights.keys() != set(source.names(WEIGHTS)):
+        odd = sorted(weights.keys() ^ set(source.names(WEIGHTS)))
+        raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            part = part_of(parameter, ranks)
+            local_of(parameter).copy_(source.tensor(WEIGHTS, name, part.offset, part.local.shape))
+    moments: dict[str, Tensor] = {}
+    for key in source.names(OPTIMIZER):
+        name, _, moment = key.partition("::")
+        if moment == "step":  # a count, the same for all parts
+            moments[key] = source.tensor(OPTIMIZER, key)
+        else:
+            part = part_of(weights[name], ranks)
+            found = source.tensor(OPTIMIZER, key, part.offset, part.local.shape)
+            moments[key] = as_part(found.to(part.local.device), weights[name])
+    load_optimizer_state(optimizer, weights.items(), moments)
+
+
+def _owned(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Piece]:
+    parts = {name: part_of(tensor, ranks) for name, tensor in tensors.items()}
+    return {name: Piece(part.local, part.shape, part.offset) for name, part in parts.items() if part.owned}

@@ -1,9 +1,10 @@
 """One optimizer update: forward and backward over the step's batches, clip, update.
 
 The loss is the sum over targets divided by the step's number of targets, so packing and accumulation are
-exact: any division of the same samples into batches gives the same gradients.
+exact: any division of the same samples into batches, and of batches to ranks, gives the same gradients.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,9 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.optim.build import set_rate
 from glm_accelerate.optim.clip import clip
+from glm_accelerate.parallel.part import whole
+from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.parallel.reduce import sum_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,20 @@ def batch_loss(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
     learnt = np.flatnonzero(labels != IGNORED)
     rows_S = torch.from_numpy(learnt).to(device, non_blocking=True)
     labels_S = torch.from_numpy(labels[learnt]).to(device, non_blocking=True)
-    return linear_cross_entropy(hidden_RTH.flatten(0, 1)[rows_S], model.head.weight, labels_S)
+    hidden_SH = hidden_RTH.flatten(0, 1)[rows_S]
+    compiled = model.compiled and model.training
+    return linear_cross_entropy(hidden_SH, model.head.weight, labels_S, compiled=compiled)
 
 
-def forward_backward(model: Decoder, step: Step, device: torch.device) -> Tensor:
-    """Adds the step's gradients to the parameters; returns its loss, on the device."""
+def forward_backward(model: Decoder, step: Step, device: torch.device, *, together: bool = False) -> Tensor:
+    """Adds the gradients of this rank's batches to the parameters; returns their loss, on the device.
+
+    `together`: the model is divided over ranks, so that batches without targets are run too.
+    """
     total = torch.zeros((), device=device)
     for batch in step.batches:
-        if batch.targets:
-            loss = batch_loss(model, batch, device) / step.targets
+        if batch.targets or together:
+            loss = batch_loss(model, batch, device) / max(1, step.targets)
             loss.backward()
             total += loss.detach()
     return total
@@ -58,13 +67,17 @@ def update(
     *,
     learning_rate: float,
     limit: float,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
-    """One whole step."""
-    loss = forward_backward(model, step, device)
-    norm = clip((p for p in model.parameters() if p.requires_grad), limit)
-    finite = bool(torch.isfinite(loss) & torch.isfinite(norm))
-    if finite and step.targets:
+    """One whole step, the same on every rank: all apply it or none does."""
+    loss = forward_backward(model, step, device, together=ranks.count > 1)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    sum_gradients(trained, ranks)
+    norm = float(whole(clip(trained, limit)))
+    total, odd = ranks.total([float(loss), not math.isfinite(norm)])
+    applied = math.isfinite(total) and not odd and step.targets > 0
+    if applied:
         set_rate(optimizer, learning_rate)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Outcome(float(loss), float(norm), finite and step.targets > 0)
+    return Outcome(total, norm, applied)

@@ -13,7 +13,7 @@ from glm_accelerate.cli.main import main
 from glm_accelerate.cli.progress import Lines
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Place, Sample
-from glm_accelerate.demo.tiny import build_tokenizer
+from glm_accelerate.demo.tiny import Size, write_tiny
 
 
 def talk(question: str, answer: str) -> str:
@@ -23,10 +23,7 @@ def talk(question: str, answer: str) -> str:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    build_tokenizer(["hello", " world"]).save(str(model / "tokenizer.json"))
-    (model / "config.json").write_text('{"model_type": "glm4"}')
+    model = write_tiny(tmp_path / "model", ["hello", " world"], size=Size(hidden=32, layers=1, ffn=32))
     train = [talk(f"ask {i}", f"say {i}" * (i + 1)) for i in range(40)]
     train[5] = talk("why?", "because " * 400)
     train[9] = '{"messages": oops}\n'
@@ -62,6 +59,7 @@ def test_everything_is_said(config: Path, capsys: pytest.CaptureFixture[str]) ->
     for way in ("pad, batch 1 ", "pad, batch 4", "pad, batch 16", "bucket", "pack"):
         assert f"\n{way}" in said
     assert "<- this config" in next(line for line in said.splitlines() if line.startswith("pack"))
+    assert "steps of 4 samples" in said
     bars = [line for line in said.splitlines() if " - " in line and line.strip()[0].isdigit()]
     assert sum(int(line.split()[-1]) for line in bars) == 38
     # The line end after the role token and the stop token are learnt; without colour they are marked.
@@ -128,7 +126,7 @@ def test_targets_stand_out_in_colour(config: Path) -> None:
 
 def test_data_cannot_command_the_terminal() -> None:
     assert visible("a\x1b[2Jb\rc\x7f\n\t") == "a␛[2Jb␍c␡\n\t"
-    assert visible("[bold]中") == "[bold]中"
+    assert visible("[bold]中\x9b2J") == "[bold]中\N{REPLACEMENT CHARACTER}2J"
 
 
 def test_progress_in_a_log_is_lines_with_rate_and_time_left() -> None:

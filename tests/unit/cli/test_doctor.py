@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,12 @@ def test_a_wrong_config_is_named_before_anything_is_examined(capsys: pytest.Capt
     assert main(["doctor", "nothere.yaml"]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "error: nothere.yaml: cannot be read: No such file or directory\n")
+
+
+def test_a_gpu_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(doctor, "PATIENCE", 0.2)
+    assert doctor._holders() == ["unknown: nvidia-smi does not answer"]

@@ -61,6 +61,20 @@ def test_a_verb_without_a_module_is_not_listed(monkeypatch: pytest.MonkeyPatch) 
         (["plan", "--js"], "glm-accelerate plan: unrecognized arguments: --js (glm-accelerate plan --help)"),
         (["plan", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
         (["plan"], "a config is needed: CONFIG, preset:NAME, or --stock-config YAML DATA_DIR MODEL_DIR"),
+        (
+            ["evaluate", "x", "--data", "y", "--max-tokens", "5"],
+            "glm-accelerate evaluate: argument --max-tokens: 5 is not a whole number from 16 on "
+            "(glm-accelerate evaluate --help)",
+        ),
+        (
+            ["evaluate", "x", "--data", "y", "--predictions", "no/p.jsonl"],
+            "no/p.jsonl: there is no such directory to write in",
+        ),
+        (
+            ["chat", "x", "--max-new-tokens", "-2"],
+            "glm-accelerate chat: argument --max-new-tokens: -2 is not a whole number from 1 on "
+            "(glm-accelerate chat --help)",
+        ),
         (["plan", "a\x1b[31m\nb"], "a\\x1b[31m\\nb: cannot be read: No such file or directory"),
     ],
 )
@@ -111,3 +125,18 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
     )
     os.close(write)
     assert (answer.returncode, answer.stderr) == (75, b"")
+
+
+def test_a_terminal_without_our_marks_ends_nothing(tmp_path: Path) -> None:
+    """A GBK terminal has no check mark, and what it shows is less than a run is worth."""
+    script = (
+        "import sys; from glm_accelerate.cli import main; main._dispatch = lambda words: print('✓ 好') or 0"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", f"{script}; sys.exit(main.main(['x']))"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "gbk"},
+    )
+    assert (answer.returncode, answer.stdout.decode("gbk"), answer.stderr) == (0, "? 好\n", b"")

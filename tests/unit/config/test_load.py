@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.config.load import json_schema, load_config, override, parse_yaml, preset_names, to_yaml
+from glm_accelerate.config.load import json_schema, load_config, override, preset_names, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 
@@ -173,10 +173,6 @@ def test_override_checks_the_whole_again(tmp_path: Path) -> None:
     assert config.train.epochs == 2
     with pytest.raises(UserError, match="command line: `train` has no key `stps`"):
         override(config, ["train.stps=5"])
-
-
-def test_parse_yaml_gives_plain_values() -> None:
-    assert parse_yaml("a: {b: [1, 2.5, x, null, true]}", "here") == {"a": {"b": [1, 2.5, "x", None, True]}}
 
 
 def test_every_preset_loads_and_says_for_whom() -> None:

@@ -151,3 +151,11 @@ def test_a_batch_is_one_call(tokenizer: Tokenizer) -> None:
     assert [learnt(sample, tokenizer) for sample in together[:2]] == [
         learnt(sample, tokenizer) for sample in alone
     ]
+
+
+def test_a_call_that_is_nested_too_deeply_is_named(tokenizer: Tokenizer) -> None:
+    """ChatGLM3 writes calls as Python, so here they are read, far from the line that held them."""
+    call = Message("assistant", "", call=ToolCall("f", "[" * 100_000))
+    deep = Conversation((Message("user", "q"), call), PLACE)
+    with pytest.raises(UserError, match=r"train\.jsonl:3: a tool or call nested too deeply"):
+        encode([deep], get_template("chatglm3"), tokenizer, max_tokens=64)

@@ -119,3 +119,17 @@ def said(turn: dict[str, Any]) -> dict[str, Any]:
 def test_what_does_not_fit_is_named(line: dict[str, Any], format: FormatName, complaint: str) -> None:
     with pytest.raises(UserError, match=rf"^f:1: .*{complaint}"):
         conversation(line, format, Place("f", 1))
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ('[{"name": "\\ud800"}]', "half of a surrogate pair"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[" + "7" * 5000 + "]", "thousands of digits"),
+        ("{name: f}", "a string that is not JSON"),
+    ],
+)
+def test_json_within_a_string_is_as_strict_as_the_line(tools: str, said: str) -> None:
+    with pytest.raises(UserError, match=f"f:1: tools.*{said}"):
+        messages({"messages": [{"role": "user", "content": "q"}], "tools": tools}, "messages")

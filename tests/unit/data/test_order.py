@@ -35,6 +35,11 @@ def test_any_position_continues_the_same_stream() -> None:
         assert rest == whole[position:]
 
 
+def test_a_small_share_of_a_small_source_still_makes_epochs() -> None:
+    tiny = order(1, spans=((0, 1, 0.3),))
+    assert [(number, epoch) for number, epoch, _ in islice(tiny.steps_from(0), 2)] == [(1, 0), (2, 1)]
+
+
 def test_weights_say_how_often_an_epoch_draws_a_source() -> None:
     weighted = order(spans=((0, 10, 2.0), (10, 30, 0.5), (30, 37, 1.0)))
     counts = Counter(int(number) for step in weighted.epoch(0) for number in step)

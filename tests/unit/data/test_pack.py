@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from glm_accelerate.data.collate import collate, packed_row
+from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE, Arrangement, pack
 from glm_accelerate.data.types import IGNORED, Place, Sample
 
@@ -46,22 +46,25 @@ def test_buckets_use_few_widths() -> None:
     assert all(width % 64 == 0 for width in widths)
 
 
+ROW = Arrangement(((0, 1),), 64)
+
+
 def sample(*tokens: int, learnt: str) -> Sample:
     return Sample(np.array(tokens, dtype=np.int32), np.array([c == "x" for c in learnt]), Place("t", 1))
 
 
 def test_labels_are_the_next_token_of_the_same_document() -> None:
-    batch = packed_row([sample(5, 6, 7, learnt="..x"), sample(8, 9, learnt=".x")])
+    batch = collate(ROW, [sample(5, 6, 7, learnt="..x"), sample(8, 9, learnt=".x")])
     assert batch.tokens_RT.shape == (1, 64)
     assert batch.labels_RT[0, :6].tolist() == [IGNORED, 7, IGNORED, 9, IGNORED, IGNORED]
     assert (batch.labels_RT[0, 5:] == IGNORED).all()
     assert batch.documents == ((3, 2, 59),)
-    assert (batch.samples, batch.tokens, batch.targets, batch.area) == (2, 5, 2, 64)
+    assert (batch.samples, batch.tokens, batch.targets) == (2, 5, 2)
 
 
 def test_the_first_token_of_a_document_is_never_predicted() -> None:
     """Even where it is a target: nothing stands before it but another document."""
-    batch = packed_row([sample(5, 6, learnt="xx"), sample(8, 9, learnt="xx")])
+    batch = collate(ROW, [sample(5, 6, learnt="xx"), sample(8, 9, learnt="xx")])
     assert batch.labels_RT[0, :4].tolist() == [6, IGNORED, 9, IGNORED]
 
 

@@ -72,6 +72,7 @@ HOSTILE = [
     (b'{"text": -Infinity}', r":2: -Infinity is not JSON"),
     (b'{"text": "a", "text": "b"}', r":2: the key 'text' stands twice"),
     (b'{"messages": ' + b"[" * 100_000, r":2: JSON nested too deeply"),
+    (b'{"text": "a", "id": ' + b"7" * 5000 + b"}", r":2: a number of thousands of digits"),
     (b"[1, 2]", r":2: a line is an array, not an object"),
     (b'"words"', r":2: a line is str, not an object"),
     (b'{"messages": {}}', r":2: messages is not a list of objects"),

@@ -115,3 +115,12 @@ def test_what_is_no_data_file_is_named(tmp_path: Path) -> None:
             scan(path, tmp_path, lambda _: None)
         assert caught.value.where == str(path)
         assert caught.value.cure
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_file_that_may_not_be_read_is_named_itself(tmp_path: Path) -> None:
+    file = tmp_path / "secret.jsonl"
+    file.write_text("{}\n")
+    file.chmod(0)
+    with pytest.raises(UserError, match=r"secret\.jsonl: cannot read the data file: Permission denied"):
+        scan(file, tmp_path / "cache", lambda count: None)

@@ -136,3 +136,10 @@ def test_missing_and_broken_files_are_named(tmp_path: Path, ranks_dir: Path) -> 
     (ranks_dir / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer\.json: cannot be read"):
         load_tokenizer(ranks_dir)
+
+
+@pytest.mark.parametrize("said", ["{oops", "[]", '{"added_tokens_decoder": {"x": {"content": "a"}}}'])
+def test_broken_special_tokens_are_named(ranks_dir: Path, said: str) -> None:
+    (ranks_dir / "tokenizer_config.json").write_text(said)
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: cannot be read"):
+        load_tokenizer(ranks_dir)

@@ -9,8 +9,9 @@ from transformers import AutoTokenizer, Glm4ForCausalLM
 
 from glm_accelerate.data.templates import detect_template, get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.data.tokenizers.ranks import SPECIAL
 from glm_accelerate.data.types import Message
-from glm_accelerate.demo.tiny import SPECIAL_TOKENS, Size, write_tiny
+from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.weights import load_model
 
 SMALL = Size(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=48)
@@ -61,8 +62,8 @@ def test_the_template_is_recognised_and_equals_ours_token_for_token(tiny: Path) 
 
 def test_special_tokens_follow_the_words_and_no_text_makes_one(tiny: Path) -> None:
     tokenizer = load_tokenizer(tiny)
-    numbers = [tokenizer.special(name) for name in SPECIAL_TOKENS]
-    assert numbers == list(range(numbers[0], numbers[0] + len(SPECIAL_TOKENS)))
+    numbers = [tokenizer.special(name) for name in SPECIAL]
+    assert numbers == list(range(numbers[0], numbers[0] + len(SPECIAL)))
     config = json.loads((tiny / "config.json").read_text())
     assert config["eos_token_id"] == [
         tokenizer.special(n) for n in ("<|endoftext|>", "<|user|>", "<|observation|>")

@@ -1,14 +1,16 @@
 """Pickled weights become safetensors: the same tensors, one shard at a time, nothing unless all of it."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from glm_accelerate.checkpoint.pickled import unpickle
 from glm_accelerate.export import convert as module
-from glm_accelerate.export.convert import convert, convert_shard
+from glm_accelerate.export.convert import convert
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime.errors import UserError
 
@@ -32,7 +34,7 @@ def pickled(directory: Path, shards: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Children cost a second each; tests/system has the real ones."""
-    monkeypatch.setattr(module, "_convert_apart", convert_shard)
+    monkeypatch.setattr(module, "_convert_apart", partial(unpickle, "weights"))
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -93,7 +95,7 @@ def test_tensors_that_share_storage(tmp_path):
     weight = torch.randn(4, 5)
     state = {"a": weight, "b": weight, "c": weight.t(), "d": weight[1:]}
     torch.save(state, tmp_path / "shared.bin")
-    convert_shard(tmp_path / "shared.bin", tmp_path / "out.safetensors")
+    unpickle("weights", tmp_path / "shared.bin", tmp_path / "out.safetensors")
     got = load_file(tmp_path / "out.safetensors")
     assert got.keys() == state.keys()
     assert all(torch.equal(got[name], state[name]) for name in state)

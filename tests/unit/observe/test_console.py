@@ -112,9 +112,11 @@ def test_evaluations_checkpoints_and_warnings_have_a_line_of_their_own() -> None
 def test_the_start_shows_plan_proofs_and_where_it_goes_on() -> None:
     console = screen(terminal=False)
     plan = RunPlan(
-        family="glm4", template="glm4-0414", device="cpu", dtype="float32", compute="float32", steps=1200,
+        family="glm4", template="glm4-0414", device="cpu", ranks=1, shards=1, dtype="float32",
+        compute="float32", steps=1200,
         steps_per_epoch=10, step_samples=4, step_tokens=None, micro_tokens=64, recompute=False,
-        warmup_steps=1, checkpoint_every=5, evaluate_every=0, evaluate_samples=0,
+        warmup_steps=1, codec="none", compile=False,
+        evaluate_every=0, evaluate_samples=0,
         reasons=(Reason("steps", "1,200", "the config"),),
     )  # fmt: skip
     show_start(plan, [Proof("labels", True, "fine"), Proof("[template]", False, "differs")], 600, console)

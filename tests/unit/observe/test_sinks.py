@@ -5,7 +5,7 @@ import pytest
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe import sinks
-from glm_accelerate.observe.events import Events
+from glm_accelerate.observe.events import Event, Events
 from glm_accelerate.observe.sinks import curves, open_sinks
 from glm_accelerate.runtime.errors import UserError
 
@@ -30,6 +30,35 @@ def test_the_points_of_an_event() -> None:
         "eval/exact_match": 0.5,
     }
     assert curves({"kind": "checkpoint", "step": 1}) == {}
+
+
+def test_a_sink_that_fails_ends_no_run() -> None:
+    class Server:
+        def observe(self, event: Event) -> None:
+            if event["kind"] == "step":
+                raise RuntimeError("503")
+
+        def close(self) -> None:
+            raise KeyError("session")
+
+    class Witness:
+        def __init__(self) -> None:
+            self.heard: list[Event] = []
+
+        def observe(self, event: Event) -> None:
+            self.heard.append(event)
+
+        def close(self) -> None:
+            pass
+
+    witness = Witness()
+    events = Events([sinks.Foreign(Server()), witness], 1)
+    for step in (1, 2):
+        events.emit("step", {"step": step})
+    events.close()
+    assert [event["kind"] for event in witness.heard] == ["step", "warning", "step"]
+    assert "Server: 503" in str(witness.heard[1]["said"])
+    Events([sinks.Foreign(Server())], 1).close()
 
 
 @pytest.mark.filterwarnings("default")  # the package's own reader warns of its age

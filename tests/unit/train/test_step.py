@@ -36,7 +36,9 @@ def samples(count: int = 9, seed: int = 0) -> list[Sample]:
 
 def step_of(taken: list[Sample], batching: str, micro_tokens: int) -> Step:
     made = ARRANGE[batching]([len(sample) for sample in taken], micro_tokens)
-    return Step(1, 0, tuple(collate(arrangement, taken) for arrangement in made), tuple(range(len(taken))))
+    batches = tuple(collate(arrangement, taken) for arrangement in made)
+    tokens, targets = sum(batch.tokens for batch in batches), sum(batch.targets for batch in batches)
+    return Step(1, 0, batches, tuple(range(len(taken))), tokens, targets)
 
 
 def gradients(model: Decoder) -> dict[str, Tensor]:

@@ -13,17 +13,6 @@ from glm_accelerate.runtime.errors import UserError
 _CURE = "ChatGLM2 knows user and assistant in turn, after an optional system text"
 
 
-def chatglm2() -> Template:
-    return Template(
-        name="chatglm2",
-        prefix=("[gMASK]", "sop"),
-        stops=("</s>",),
-        stop="</s>",
-        end_of_text="</s>",
-        write=_write,
-    )
-
-
 def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
     system, rest = _split(messages)
     answered = rest[:-1] if rest[-1].role == "assistant" else rest
@@ -39,7 +28,7 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
     if len(answered) % 2 == 0:
         raise UserError("an answer without a question", cure=_CURE)
     turn = len(messages) - 1
-    pieces = [*opening(("[gMASK]", "sop")), Piece(prompt, turn=turn)]
+    pieces = [*opening(CHATGLM2.prefix), Piece(prompt, turn=turn)]
     if answered is not rest:
         pieces.append(Piece(rest[-1].content, target=True, turn=turn))
         pieces.append(Piece("</s>", special=True, target=True, turn=turn))
@@ -54,3 +43,13 @@ def _split(messages: Sequence[Message]) -> tuple[list[str], list[Message]]:
     if not rest:
         raise UserError("a conversation without a question", cure=_CURE)
     return [message.content for message in messages[:opened]], rest
+
+
+CHATGLM2 = Template(
+    name="chatglm2",
+    prefix=("[gMASK]", "sop"),
+    stops=("</s>",),
+    stop="</s>",
+    end_of_text="</s>",
+    write=_write,
+)

@@ -13,20 +13,9 @@ from glm_accelerate.data.types import Message, Piece, ToolCall
 _TOOLS = "Answer the following questions as best as you can. You have access to the following tools:"
 
 
-def chatglm3() -> Template:
-    return Template(
-        name="chatglm3",
-        prefix=("[gMASK]", "sop"),
-        stops=("</s>", "<|user|>", "<|observation|>"),
-        stop="</s>",
-        end_of_text="</s>",
-        write=_write,
-    )
-
-
 def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
     blocks = [_block(turn, message) for turn, message in enumerate(messages)]
-    return join(chatglm3(), blocks, generation_prompt)
+    return join(CHATGLM3, blocks, generation_prompt)
 
 
 def _block(turn: int, message: Message) -> Block:
@@ -50,3 +39,13 @@ def _python(call: ToolCall) -> str:
         return call.arguments
     written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return f"```python\ntool_call({written})\n```"
+
+
+CHATGLM3 = Template(
+    name="chatglm3",
+    prefix=("[gMASK]", "sop"),
+    stops=("</s>", "<|user|>", "<|observation|>"),
+    stop="</s>",
+    end_of_text="</s>",
+    write=_write,
+)

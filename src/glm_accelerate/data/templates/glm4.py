@@ -17,17 +17,6 @@ _WHO = (
 HOW_TO_CALL = "在调用上述函数时，请使用 Json 格式表示调用的参数。"
 
 
-def glm4() -> Template:
-    return Template(
-        name="glm4",
-        prefix=("[gMASK]", "<sop>"),
-        stops=("<|endoftext|>", "<|user|>", "<|observation|>"),
-        stop="<|user|>",
-        end_of_text="<|endoftext|>",
-        write=_write,
-    )
-
-
 def describe(tool: Tool) -> str:
     """A tool as both GLM-4 and 0414 show it to the model."""
     function = function_of(tool)
@@ -45,4 +34,14 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
         if content:
             name = message.call.name if message.call else ""
             blocks.append(Block(message.role, (f"{name}\n{content}",), turn, calls=message.call is not None))
-    return join(glm4(), blocks, generation_prompt)
+    return join(GLM4, blocks, generation_prompt)
+
+
+GLM4 = Template(
+    name="glm4",
+    prefix=("[gMASK]", "<sop>"),
+    stops=("<|endoftext|>", "<|user|>", "<|observation|>"),
+    stop="<|user|>",
+    end_of_text="<|endoftext|>",
+    write=_write,
+)

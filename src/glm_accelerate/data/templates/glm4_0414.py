@@ -5,21 +5,11 @@ model's own template has as well.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from glm_accelerate.data.templates.glm4 import describe
-from glm_accelerate.data.templates.template import Block, Template, join
+from glm_accelerate.data.templates.glm4 import GLM4, describe
+from glm_accelerate.data.templates.template import Block, join
 from glm_accelerate.data.types import Message, Piece
-
-
-def glm4_0414() -> Template:
-    return Template(
-        name="glm4-0414",
-        prefix=("[gMASK]", "<sop>"),
-        stops=("<|endoftext|>", "<|user|>", "<|observation|>"),
-        stop="<|user|>",
-        end_of_text="<|endoftext|>",
-        write=_write,
-    )
 
 
 def only_carries_tools(message: Message) -> bool:
@@ -37,7 +27,7 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
         blocks.append(Block("system", (text,), carrier))
     blocks += [_block(turn, message) for turn, message in turns if message.role == "system"]
     blocks += [_block(turn, message) for turn, message in turns if message.role != "system"]
-    return join(glm4_0414(), blocks, generation_prompt)
+    return join(GLM4_0414, blocks, generation_prompt)
 
 
 def _block(turn: int, message: Message) -> Block:
@@ -45,3 +35,6 @@ def _block(turn: int, message: Message) -> Block:
         text = f"{message.call.name} \n{message.call.arguments}"
         return Block("assistant", (text,), turn, calls=True)
     return Block(message.role, (f"\n{message.content}",), turn)
+
+
+GLM4_0414 = replace(GLM4, name="glm4-0414", write=_write)

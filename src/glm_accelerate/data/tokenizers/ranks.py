@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 
 from glm_accelerate.data.tokenizers import fingerprint_of
 from glm_accelerate.data.tokenizers.portions import encode_all
-from glm_accelerate.data.tokenizers.special import number_of
+from glm_accelerate.data.tokenizers.special import decode_around, number_of
 from glm_accelerate.runtime.errors import UserError
 
 # Where text is cut before bytes are merged: words with one character before them, up to three digits,
@@ -47,15 +47,7 @@ class RankTokenizer:
         return encode_all(self._engine, texts)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        text, run = "", list[int]()
-        for number in ids:
-            if number not in self._names:
-                run.append(number)
-                continue
-            if not skip_special:
-                text += self._engine.decode(run) + self._names[number]
-                run = []
-        return text + self._engine.decode(run)
+        return decode_around(ids, self._names, self._engine.decode, skip=skip_special)
 
     def special(self, name: str) -> int:
         return number_of(name, self._special, self._path)
@@ -102,9 +94,12 @@ def _bytes_of(text: bytes) -> bytes | None:
 
 
 def _special_tokens(config: Path, first: int) -> dict[str, int]:
-    listed = json.loads(config.read_bytes()).get("added_tokens_decoder") if config.is_file() else None
-    if listed:
-        return {token["content"]: int(number) for number, token in listed.items()}
+    try:
+        listed = json.loads(config.read_bytes()).get("added_tokens_decoder") if config.is_file() else None
+        if listed:
+            return {token["content"]: int(number) for number, token in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot be read: {error}", where=config, cure="fetch the file again") from error
     return {name: first + place for place, name in enumerate(SPECIAL)}
 
 

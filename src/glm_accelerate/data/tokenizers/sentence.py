@@ -10,7 +10,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 
 from glm_accelerate.data.tokenizers import fingerprint_of
-from glm_accelerate.data.tokenizers.special import number_of
+from glm_accelerate.data.tokenizers.special import decode_around, number_of
 from glm_accelerate.runtime.errors import UserError
 
 _SPECIAL = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
@@ -39,15 +39,7 @@ class SentenceTokenizer:
         return self._model.encode(list(texts), num_threads=1)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        text, run = "", list[int]()
-        for number in ids:
-            if number not in self._names:
-                run.append(number)
-                continue
-            text += self._model.decode(run)
-            text += "" if skip_special else self._names[number]
-            run = []
-        return text + self._model.decode(run)
+        return decode_around(ids, self._names, self._model.decode, skip=skip_special)
 
     def special(self, name: str) -> int:
         return number_of(name, self._special, self._path)

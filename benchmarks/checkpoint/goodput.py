@@ -1,0 +1,163 @@
+"""How much of a job's time is training: the adaptive policy against fixed intervals, failures at random.
+
+python -m benchmarks.checkpoint.goodput --out benchmarks/results/NAME
+
+Failures are a Poisson process; one loses the work since the last *published* checkpoint, and a restart. A
+policy's interval is the package's own function, asked at each start and then held until the next failure.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.race.report import origin
+from glm_accelerate.checkpoint.policy import Adaptive, Measured, interval
+
+FIXED = tuple(float(round(30 * 2 ** (power / 2))) for power in range(18))  # 30 s to 3 h
+BETWEEN = (900.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0)  # seconds between failures
+COSTS = ((0.1, 20.0), (1.0, 60.0), (10.0, 120.0), (60.0, 60.0))  # a save blocks, is published; last: in place
+WORK = 48 * 3600.0
+RESTART = 60.0
+MOST_FAILURES = 1000  # of a seed: a job that gets nowhere is not simulated for ever
+
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+Choose = Callable[[int, Floats], Floats]  # of each seed: failures and wall time so far -> interval
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place of the grid. Goodput: productive / wall time, means over the seeds."""
+
+    between: float
+    blocked: float
+    write: float
+    learnt: float  # adaptive, from the failures that it meets
+    declared: float  # adaptive, told the truth
+    fixed: tuple[float, ...]  # of FIXED
+
+    @property
+    def best(self) -> int:
+        """The fixed interval that one should have taken."""
+        return int(np.argmax(self.fixed))
+
+
+def goodput(
+    choose: Choose, between: float, blocked: float, write: float, seeds: int, work: float = WORK
+) -> float:
+    """All seeds at once, a failure at a time."""
+    draw = np.random.default_rng(0)  # every policy meets the same failures
+    done, wall = np.zeros(seeds), np.zeros(seeds)
+    left = np.arange(seeds)
+    failures = 0
+    while len(left) and failures < MOST_FAILURES:
+        wanted = choose(failures, wall[left])
+        wanted = wanted * np.ceil(write / wanted)  # one at a time: those that fall due meanwhile are left out
+        rest = work - done[left]
+        needed = rest + blocked * (np.ceil(rest / wanted) - 1)
+        lived = draw.exponential(between, seeds)[left]
+        ends = needed <= lived
+        # The n-th save begins after n intervals and n - 1 saves.
+        saves = np.floor(np.maximum(0, lived - write + blocked) / (wanted + blocked))
+        done[left] += np.where(ends, rest, np.minimum(saves * wanted, rest))
+        wall[left] += np.where(ends, needed, lived + RESTART)
+        left = left[~ends]
+        failures += 1
+    return float(np.mean(done / wall))
+
+
+def simulate(
+    seeds: int,
+    betweens: Sequence[float] = BETWEEN,
+    costs: Sequence[tuple[float, float]] = COSTS,
+    work: float = WORK,
+) -> list[Point]:
+    """The whole grid."""
+    points: list[Point] = []
+    for between in betweens:
+        for blocked, write in costs:
+
+            def run(choose: Choose, at: tuple[float, float, float] = (between, blocked, write)) -> float:
+                return goodput(choose, *at, seeds, work)
+
+            def adaptive(policy: Adaptive, cost: tuple[float, float] = (blocked, write)) -> Choose:
+                def ask(failures: int, wall: Floats) -> Floats:
+                    said = [
+                        Measured(0, 0.0, 1.0, 0, *cost, failures=failures, wall_seconds=w)
+                        for w in wall.tolist()
+                    ]
+                    return np.array([interval(policy, measured).seconds for measured in said])
+
+                return ask
+
+            fixed = tuple(
+                run(lambda _, wall, seconds=seconds: np.full_like(wall, seconds)) for seconds in FIXED
+            )
+            learnt, declared = run(adaptive(Adaptive())), run(adaptive(Adaptive(between)))
+            points.append(Point(between, blocked, write, learnt, declared, fixed))
+    return points
+
+
+def summary(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
+    """Over the grid: mean goodput, and the most that is missing to the best fixed interval of a point."""
+
+    def of(values: Sequence[float]) -> tuple[float, float]:
+        missing = [max(p.fixed) - value for p, value in zip(points, values, strict=True)]
+        return float(np.mean(values)), max(missing)
+
+    rows = {"learnt": of([p.learnt for p in points]), "declared": of([p.declared for p in points])}
+    for number, seconds in enumerate(FIXED):
+        rows[f"{seconds:.0f} s"] = of([p.fixed[number] for p in points])
+    return rows
+
+
+def markdown(points: Sequence[Point]) -> str:
+    """Two tables: the grid, and each policy over the whole of it."""
+    lines = [
+        "| failure every | save blocks | published after | adaptive | told the rate "
+        "| best fixed | (its interval) | fixed 30 min |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    half_hour = min(range(len(FIXED)), key=lambda number: abs(FIXED[number] - 1800))
+    lines += [
+        f"| {p.between / 3600:g} h | {p.blocked:g} s | {p.write:g} s | {p.learnt:.2%} | {p.declared:.2%} "
+        f"| {max(p.fixed):.2%} | {FIXED[p.best]:.0f} s | {p.fixed[half_hour]:.2%} |"
+        for p in points
+    ]
+    lines += [
+        "",
+        "| over the whole grid | mean goodput | at worst behind the best fixed |",
+        "| --- | ---: | ---: |",
+    ]
+    lines += [f"| {name} | {mean:.2%} | {worst:.2%} |" for name, (mean, worst) in summary(points).items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=2000)
+    parser.add_argument("--out", type=Path, help="NAME for NAME.json and NAME.md")
+    args = parser.parse_args()
+    points = simulate(args.seeds)
+    table = markdown(points)
+    print(table)
+    if args.out:
+        command = ["python", "-m", "benchmarks.checkpoint.goodput", *sys.argv[1:]]
+        source = origin(command, {"numpy": np.__version__})
+        said = {"origin": asdict(source), "fixed": FIXED, "points": [asdict(p) for p in points]}
+        args.out.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+        head = (
+            f"# Goodput of saving policies, simulated\n\n- {source.date}; {source.machine}\n"
+            f"- `{source.command}`\n- commit {source.commit}\n"
+            f"- {args.seeds:,} seeds a point, {WORK / 3600:.0f} h of work, "
+            f"{RESTART:.0f} s a restart; failures are exponential and none meets a restart\n\n"
+        )
+        args.out.with_suffix(".md").write_text(head + table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Saving beside the training: one copy of the state, then another process writes it. At most one save is
+under way; one that fails is told by `outcomes` and leaves what was published before as it was.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
+from glm_accelerate.checkpoint.process import WriterEnded, WriterProcess
+from glm_accelerate.checkpoint.staging import Pieces, Staging, in_place, plan
+from glm_accelerate.checkpoint.write import Job, write
+from glm_accelerate.runtime.errors import UserError
+
+GRACE = 5.0  # seconds beyond the limit, so that a writer that waits for other ranks can say so itself
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What is to be saved."""
+
+    step: int
+    attempt: int
+    groups: Pieces
+    state: Mapping[str, Any]
+    fingerprints: Mapping[str, str]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a save ended. `bytes`: the first rank's are those of the whole checkpoint, another's its own."""
+
+    step: int
+    path: Path | None  # None: nothing was published
+    bytes: int
+    blocked_seconds: float
+    total_seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The save under way."""
+
+    meeting: Meeting
+    began: float
+    blocked: float
+
+
+class Checkpointer:
+    """Saves of one rank of a run. Every rank has its own, and they save at the same steps."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        codec: str = "none",
+        run_id: str = "",
+        limit: float = 3600.0,  # seconds that a save may take
+    ) -> None:
+        self._run, self._run_id = run, run_id
+        self._rank, self._ranks = rank, ranks
+        self._codec, self._limit = codec, limit
+        self._saves = 0
+        self._staging: Staging | None = None
+        self._writer: WriterProcess | None = None
+        self._flight: _Flight | None = None
+        self._ended: list[Outcome] = []
+
+    def stage(self, groups: Pieces) -> None:
+        """Make the copy's memory and start the writer. Without it every save is written in place.
+
+        Only shapes and kinds count here, so what does not exist yet may be given as a tensor on `meta`.
+        """
+        assert self._flight is None
+        self._release()
+        try:
+            self._staging = Staging(groups, self._run)
+        except OSError as error:
+            raise UserError(f"no memory for a copy of the checkpoint's tensors: {error}") from error
+        self._writer = WriterProcess(self._staging)
+
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        self._look(0.0)
+        return self._flight is not None
+
+    def save(self, save: Save, *, wait: bool = False) -> float:
+        """Take the state as it is now. Returns the seconds for which training waited."""
+        assert not self.busy(), "one save at a time"
+        began = time.perf_counter()
+        job = self._job(save)
+        if self._staging is None:
+            return self._write_here(job, save.groups, began)
+        if not self._staging.fits(save.groups):
+            self.stage(save.groups)
+        self._staging.copy(save.groups)
+        self._send(json.dumps(asdict(job), allow_nan=False).encode())
+        blocked = time.perf_counter() - began
+        self._flight = _Flight(job.meeting, began, blocked)
+        while wait and self.busy():
+            self._look(1.0)
+        return time.perf_counter() - began if wait else blocked
+
+    def outcomes(self) -> list[Outcome]:
+        """The saves that ended since this was last asked."""
+        self._look(0.0)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self, limit: float) -> list[Outcome]:
+        """Wait for the save under way, but not longer than `limit` seconds, and let everything go."""
+        ends = time.monotonic() + limit
+        while self.busy() and (left := ends - time.monotonic()) > 0:
+            self._look(left)
+        if self._flight is not None:
+            self._lose(f"not written {limit:g} s after the end")
+        self._release()
+        return self.outcomes()
+
+    def _job(self, save: Save) -> Job:
+        self._saves += 1
+        meeting = Meeting(
+            run=str(self._run),
+            step=save.step,
+            attempt=save.attempt,
+            number=self._saves,
+            rank=self._rank,
+            ranks=self._ranks,
+            limit=self._limit,
+        )
+        return Job(meeting, self._run_id, self._codec, save.state, save.fingerprints, save.facts)
+
+    def _write_here(self, job: Job, groups: Pieces, began: float) -> float:
+        size, error = 0, None
+        planned = plan(groups)
+        try:
+            size = write(job, [part for part, _ in planned], in_place(planned))
+        except SaveFailed as failed:
+            error = str(failed)
+        blocked = time.perf_counter() - began
+        path = None if error else job.meeting.target
+        self._ended.append(Outcome(job.meeting.step, path, size, blocked, blocked, error))
+        return blocked
+
+    def _send(self, job: bytes) -> None:
+        """Set the writer to work; a new one if the last has died meanwhile."""
+        assert self._staging is not None
+        self._staging.tell(job)
+        if self._writer is None or not self._writer.alive:
+            self._end_writer()
+            self._writer = WriterProcess(self._staging)
+        self._writer.go()
+
+    def _look(self, seconds: float) -> None:
+        """Hear of the save under way, waiting at most so long."""
+        flight = self._flight
+        if flight is None or self._writer is None:
+            return
+        left = flight.began + self._limit + GRACE - time.perf_counter()
+        try:
+            said = self._writer.answer(max(0.0, min(seconds, left)))
+        except WriterEnded as ended:
+            self._lose(f"the process that wrote it ended ({ended})")
+            return
+        if said is not None:
+            self._land(said["bytes"], flight.blocked + said["seconds"], said["error"])
+        elif time.perf_counter() > flight.began + self._limit + GRACE:
+            self._lose(f"not written in {self._limit:g} s")
+
+    def _lose(self, reason: str) -> None:
+        """The writer did not finish and will not."""
+        assert self._flight is not None
+        assert self._writer is not None
+        self._writer.kill()
+        self._end_writer()
+        self._flight.meeting.give_up(reason)
+        self._land(0, time.perf_counter() - self._flight.began, reason)
+
+    def _land(self, size: int, total: float, error: str | None) -> None:
+        assert self._flight is not None
+        meeting, blocked = self._flight.meeting, self._flight.blocked
+        self._flight = None
+        path = None if error else meeting.target
+        self._ended.append(Outcome(meeting.step, path, size, blocked, total, error))
+
+    def _end_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.end()
+        self._writer = None
+
+    def _release(self) -> None:
+        self._end_writer()
+        if self._staging is not None:
+            self._staging.close()
+        self._staging = None

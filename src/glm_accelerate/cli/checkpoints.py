@@ -1,0 +1,194 @@
+"""`checkpoints RUN`: what is there, whether it is whole, what may go, and how two of them differ."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glm_accelerate.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glm_accelerate.checkpoint.overview import Seen
+
+HELP = "List, verify, prune or compare the checkpoints of a run."
+
+ACTIONS = ("list", "verify", "prune", "diff")
+WHOLE, DAMAGED = 0, 2
+DIFFERENCES_SHOWN = 40
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """RUN, what to do, and with which."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run's directory; verify: or a checkpoint's")
+    parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help="(list)")
+    parser.add_argument(
+        "which", nargs="*", metavar="STEP", help="verify: only these; diff: two of them, or directories"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="prune: say what would go, and delete nothing")
+    parser.add_argument("--json", action="store_true", help="list and diff: as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """One of the four."""
+    from rich.console import Console
+
+    if args.which and args.action in ("list", "prune"):
+        raise UserError(f"{args.action} takes no steps", where=" ".join(args.which))
+    if not args.run.is_dir():
+        raise UserError("no such directory", where=args.run)
+    console = Console(soft_wrap=True, highlight=False)
+    if args.action == "verify":
+        return verify(args.run, args.which, console)
+    if args.action == "prune":
+        return prune(args.run, args.dry_run, console)
+    if args.action == "diff":
+        return diff(args.run, args.which, args.json, console)
+    return show(args.run, args.json, console)
+
+
+def show(run: Path, as_json: bool, console: "Console") -> int:
+    """A line for each, newest first. Cheap: files are looked at, not read."""
+    import json
+    from dataclasses import asdict
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from glm_accelerate.checkpoint.find import candidates
+    from glm_accelerate.checkpoint.overview import overview
+
+    seen = overview(run)
+    if as_json:
+        console.file.write(json.dumps([asdict(one) for one in seen], indent=2, allow_nan=False) + "\n")
+        return WHOLE
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("step", "size", "age", "held out", "ranks"):
+        table.add_column(column, justify="right")
+    for column in ("codec", "state", ""):
+        table.add_column(column, overflow="fold")
+    for one in seen:
+        table.add_row(*map(Text, _cells(one)))
+    console.print(table if seen else "no checkpoint here")
+    for reason in candidates(run).reasons:
+        console.print(Text(reason, "yellow"))
+    return WHOLE
+
+
+def verify(run: Path, which: Sequence[str], console: "Console") -> int:
+    """Reads every byte, and names every file that is not as it was written."""
+    from rich.text import Text
+
+    from glm_accelerate.checkpoint.audit import audit
+    from glm_accelerate.checkpoint.find import candidates, published
+    from glm_accelerate.checkpoint.format import MANIFEST
+
+    if (run / MANIFEST).exists() and not which:
+        paths = [run]
+    else:
+        paths = [_named(run, word) for word in which] if which else published(run)
+    if not paths:
+        raise UserError("; ".join(["no checkpoint here", *candidates(run).reasons]), where=run)
+    answer = WHOLE
+    for path in paths:
+        found = audit(path)
+        answer = DAMAGED if found.damaged else answer
+        mark = ("damaged", "bold red") if found.damaged else ("whole", "green")
+        console.print(Text.assemble(mark, f"  {path}"))
+        for said in found.damaged:
+            console.print(Text(f"  {said}", "red"))
+        if found.strange:
+            console.print(Text(f"  does not belong to it: {', '.join(found.strange)}", "yellow"))
+    return answer
+
+
+def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> int:
+    """What differs between two; nothing is printed of what does not."""
+    import json
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from glm_accelerate.checkpoint.audit import compare
+
+    if len(which) != 2:
+        raise UserError("diff compares two checkpoints", cure="checkpoints RUN diff 100 200")
+    found = list(compare(*(_named(run, word) for word in which)))
+    if as_json:
+        console.file.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
+        return WHOLE
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("what", "name", which[0], which[1], "max |difference|"):
+        table.add_column(column, overflow="fold")
+    for one in found[:DIFFERENCES_SHOWN]:
+        table.add_row(
+            one.kind, one.name, one.first, one.second, "" if one.most is None else f"{one.most:.3g}"
+        )
+    console.print(table if found else "no difference")
+    if len(found) > DIFFERENCES_SHOWN:
+        console.print(f"and {len(found) - DIFFERENCES_SHOWN:,} more: --json lists all")
+    return WHOLE
+
+
+def prune(run: Path, dry: bool, console: "Console") -> int:
+    """Deletes what the run's own policy would, as the trainer does."""
+    import time
+
+    from glm_accelerate.checkpoint.overview import overview
+    from glm_accelerate.checkpoint.retain import Keep, choose_stale, delete, present
+    from glm_accelerate.config.load import load_config
+
+    config = run / "config.yaml"
+    if not config.is_file():
+        raise UserError("no config.yaml says what should stay", where=run, cure="name a run's directory")
+    said = load_config(config).checkpoint
+    losses = {one.step: one.loss for one in overview(run) if one.loss is not None}
+    entries = present(run, run_id=_id_of(run), losses=losses)
+    stale = choose_stale(entries, Keep(said.keep_last, said.keep_best), time.time())
+    steps = [entry.step for entry in stale]
+    if not dry:
+        gone = delete(run, stale)
+        steps = list(gone.deleted)
+        for step, why in gone.failed.items():
+            console.print(f"step {step} could not be deleted: {why}", style="red", markup=False)
+    verb = "would go" if dry else "deleted"
+    console.print(
+        f"{verb}: {', '.join(f'{step:,}' for step in steps) or 'nothing'}; {len(entries) - len(steps)} stay"
+    )
+    return WHOLE
+
+
+def _id_of(run: Path) -> str | None:
+    file = run / "run_id"
+    return file.read_text(encoding="ascii").strip() if file.is_file() else None
+
+
+def _cells(one: "Seen") -> tuple[str, ...]:
+    """A line of the list."""
+    import time
+    from datetime import timedelta
+
+    if one.bytes is None or one.written is None:
+        return (f"{one.step:,}", "", "", "", "", "", f"damaged: {one.damage}", "")
+    marks = {"best": one.best, "leased": one.leased, "not finite": one.nonfinite}
+    return (
+        f"{one.step:,}",
+        f"{one.bytes / 1e6:,.1f} MB",
+        str(timedelta(seconds=max(0, round(time.time() - one.written)))),
+        "" if one.loss is None else f"{one.loss:.4f}",
+        str(one.ranks),
+        one.codec or "",
+        "whole by size",
+        ", ".join(name for name, is_so in marks.items() if is_so),
+    )
+
+
+def _named(run: Path, word: str) -> Path:
+    """A checkpoint of the run by its step, or any by its directory."""
+    from glm_accelerate.checkpoint.format import FOLDER, step_of
+
+    path = run / FOLDER / f"checkpoint-{word}" if step_of(f"checkpoint-{word}") is not None else Path(word)
+    if not path.is_dir():
+        raise UserError("no such checkpoint", where=path)
+    return path

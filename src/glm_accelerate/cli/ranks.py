@@ -1,0 +1,35 @@
+"""`train --nproc N`: the same verb in N processes under the launcher. Only the first one of them prints."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from glm_accelerate.checkpoint.find import published
+from glm_accelerate.checkpoint.format import step_of
+from glm_accelerate.cli import main
+from glm_accelerate.parallel.launch import launch
+from glm_accelerate.runtime.env import launched
+
+
+def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:
+    """The exit code of all of them together."""
+
+    def saved() -> int:
+        newest = next(iter(published(run)), None)
+        return 0 if newest is None else step_of(newest.name) or 0
+
+    return launch(one_rank, args, ranks, saved)
+
+
+def one_rank(args: argparse.Namespace) -> int:
+    """In a process of its own. A bug has to end it, or the others would wait for it for ever."""
+    from glm_accelerate.cli import train
+
+    said = launched()
+    if said is not None and said.rank:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    code = main.answer(lambda: train.run(args))
+    if code == main.OUR_BUG:
+        sys.exit(code)
+    return code

@@ -1,0 +1,47 @@
+"""Bodies of operators as one fused loop each, made by torch.compile: once a process, shared by all layers.
+
+Only what lies between matrix products is compiled. Lengths are symbols, widths are numbers, so nothing is
+compiled again when a step is longer or shorter than the one before.
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm_accelerate.runtime import env
+
+
+@cache
+def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(body, fullgraph=True)
+
+
+def run(body: Callable[..., Any], *arguments: Any, lengths: dict[int, tuple[int, ...]]) -> Any:
+    """body(*arguments), fused. `lengths` names the dimensions that change, by the place of the argument."""
+    given = [each.detach() if isinstance(each, Tensor) else each for each in arguments]
+    from torch._dynamo import maybe_mark_dynamic  # here: it takes a second to import
+
+    for place, dimensions in lengths.items():
+        for dimension in dimensions:
+            maybe_mark_dynamic(given[place], dimension)
+    return _compiled(body)(*given)
+
+
+def compilations() -> int:
+    """How many bodies have been compiled in this process, compiled again included."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def missing(device: str) -> str | None:
+    """What is not there to compile for `device`, or None."""
+    if device == "cpu":
+        name = env.compiler() or "g++"
+        return None if shutil.which(name) else f"no C++ compiler ({name})"
+    return None if find_spec("triton") else "no triton"

@@ -1,0 +1,1 @@
+"""Several processes as one trainer: applied to a model from outside, and to nothing else."""

@@ -1,0 +1,113 @@
+"""Signs of life: each rank writes one every second, the launcher names the rank from which none came.
+
+A stopped or hung process is seen in seconds; without this, the others wait for it in a collective for as
+long as that may take. One file a rank in a directory of the launcher's: no network, no lock.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+INTERVAL = 1.0
+QUIET = 5.0  # seconds without a sign after which a rank is named
+LOST = 30.0  # ... and after which it is killed, so that the job can go on from its last checkpoint
+
+STOP = "stop"  # the name of a file that asks starting ranks to end
+
+
+@dataclass(slots=True)
+class Doing:
+    """What a rank says of itself. The training loop sets it, the beating thread writes it."""
+
+    step: int = 0
+    phase: str = "starting"
+
+
+@contextmanager
+def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, None, None]:
+    """Writes signs of life while entered, if someone watches. A thread: it stops where the process does."""
+    if folder is None:
+        yield
+        return
+    if (folder / STOP).exists():
+        raise KeyboardInterrupt  # the signal came before there was anyone to hear it
+    file = _file(folder, rank)
+    ended = threading.Event()
+
+    def beat() -> None:
+        while True:
+            sign = {"process": os.getpid(), "step": doing.step, "phase": doing.phase, "at": time.monotonic()}
+            fresh = file.with_suffix(".new")
+            fresh.write_text(json.dumps(sign), encoding="utf-8")
+            fresh.replace(file)
+            if ended.wait(INTERVAL):
+                return
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        file.unlink(missing_ok=True)  # gone on purpose is not silent
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a rank said last, and how many seconds ago."""
+
+    rank: int
+    process: int
+    seconds: float
+    step: int
+    phase: str
+
+    def __str__(self) -> str:
+        stopped = " (it is stopped)" if _state(self.process) == "T" else ""
+        where = f"step {self.step}, {self.phase}"
+        return (
+            f"rank {self.rank}, process {self.process}, is silent for {self.seconds:.0f} s{stopped}: {where}"
+        )
+
+
+def signs(folder: Path) -> list[Sign]:
+    """Every rank's last sign of life."""
+    found: list[Sign] = []
+    for file in sorted(folder.glob("rank-*.json")):
+        try:
+            said = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # ended, or replaced while we looked
+            continue
+        ago = time.monotonic() - said["at"]  # one clock for the whole machine
+        if _state(said["process"]) in ("", "Z"):  # dead: whoever started it knows
+            continue
+        found.append(Sign(int(file.stem[5:]), said["process"], ago, said["step"], said["phase"]))
+    return found
+
+
+def forget(folder: Path, rank: int) -> None:
+    """Its process is gone."""
+    _file(folder, rank).unlink(missing_ok=True)
+
+
+def ask_to_stop(folder: Path) -> None:
+    """For ranks that are only just starting, and can't be sent a signal yet."""
+    (folder / STOP).touch()
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def _state(process: int) -> str:
+    """The letter that the kernel has for what a process is at; empty if there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,170 @@
+"""When a run saves, what becomes of it, and what stays: the checkpointer as the loop sees it.
+
+due -> save (one copy, training goes on) -> ... -> heed: published, or failed with a warning -> retain
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
+from glm_accelerate.checkpoint.policy import Adaptive, Fixed, Measured, Policy, decide
+from glm_accelerate.checkpoint.retain import Keep, tidy
+from glm_accelerate.config.schema import CheckpointSection
+from glm_accelerate.observe.events import Events, Past
+from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.plan.hardware import host_memory
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.state import Pieces, Progress
+
+PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
+MOMENT = 30.0  # ... and that an error does
+
+
+@dataclass(slots=True)
+class Saver:
+    """One rank's part in every save of a run. All ranks call the same methods at the same steps."""
+
+    run: Path
+    checkpointer: Checkpointer
+    ranks: Ranks
+    events: Events
+    section: CheckpointSection
+    last_step: int
+    attempt: int
+    run_id: str
+    past: Past  # earlier attempts of this run
+    progress: Progress
+    hold: Callable[[], Pieces]
+    fingerprints: Mapping[str, str]
+    facts: Mapping[str, Any]
+    skipped: int = 0
+    _began: float = field(default_factory=time.perf_counter)
+    _last: float = field(default_factory=time.perf_counter)  # when the last save began
+    _landed: Outcome | None = None  # the last one that was published
+    _ready: bool = False
+    _bytes: int = 0
+    _failed: dict[int, str] = field(default_factory=dict[int, str])
+
+    def due(self, step_seconds: float) -> bool:
+        """Whether a checkpoint should follow the step that took so long. The first rank's word counts."""
+        if not self.ranks.first:
+            return False
+        now, landed = time.perf_counter(), self._landed
+        measured = Measured(
+            step=self.progress.position,
+            since_save=now - self._last,
+            step_seconds=step_seconds,
+            state_bytes=self._bytes,
+            blocked_seconds=landed.blocked_seconds if landed else None,
+            write_seconds=landed.total_seconds if landed else None,
+            failures=self.past.failures,
+            wall_seconds=self.past.seconds + now - self._began,
+        )
+        event = "new best" if self._is_best() else None
+        return decide(_policy(self.section), measured, event).save
+
+    def _is_best(self) -> bool:
+        """Whether the evaluation after this very step found the lowest loss of all steps."""
+        losses, step = self.progress.losses, self.progress.position
+        wanted = self.section.keep_best > 0 and step in losses
+        return wanted and losses[step] == min(losses[one] for one in losses if one)
+
+    def save(self, *, final: bool = False) -> None:
+        """Take the state as it is. Nothing is queued: while one is still being written, this one is left out.
+
+        `final`: nothing is to be overlapped any more, so it waits for the one before and for this one.
+        """
+        step = self.progress.position
+        while final and self.checkpointer.busy():
+            time.sleep(0.02)
+        if any(self.ranks.total([self.checkpointer.busy()])):
+            self.skipped += 1
+            said = f"no checkpoint at step {step}: the one before is still being written"
+            self.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
+            return
+        self._last = time.perf_counter()
+        facts = {**self.facts, "loss": self.progress.losses.get(step)}
+        state = self.progress.to_json()
+        save = Save(step, self.attempt, self.hold(), state, self.fingerprints, facts)
+        self.checkpointer.save(save, wait=final)
+
+    def heed(self) -> None:
+        """Between two steps: hear how saves ended. After the first, when there are moments, get ready."""
+        for outcome in self.checkpointer.outcomes():
+            self._tell(outcome)
+        if not self._ready:
+            self._ready = True
+            self._make_ready()
+
+    def abandon(self) -> None:
+        """The run ends by an error: what is being written gets a moment, and nothing hides the error."""
+        for outcome in self.checkpointer.close(MOMENT):
+            self._tell(outcome)
+
+    def finish(self) -> None:
+        """The end of the run: everything is on disk when this returns, or it raises."""
+        for outcome in self.checkpointer.close(PATIENCE):
+            self._tell(outcome)
+        position = self.progress.position
+        if position in self._failed:
+            raise UserError(
+                f"the last checkpoint could not be written: {self._failed[position]}",
+                where=self.run,
+                cure="run the same command again: the checkpoints before it are whole",
+            )
+
+    def _make_ready(self) -> None:
+        """Memory for the copy, unless no save will have training to go on beside it."""
+        pieces = self.hold()
+        needed = sum(piece.tensor.nbytes for group in pieces.values() for piece in group.values())
+        self._bytes = needed
+        every, left = self.section.every, self.last_step - self.progress.position
+        if self.section.wait or left <= (1 if every == "auto" else every):
+            return
+        _, free = host_memory()
+        if needed * 2 > free:
+            said = f"checkpoints stop training while they are written: a copy takes {needed / 1e9:.1f} GB"
+            self.events.emit("warning", {"said": f"{said}, {free / 1e9:.1f} GB are free"})
+            return
+        self.checkpointer.stage(pieces)
+
+    def _tell(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self._failed[outcome.step] = outcome.error
+            said = f"the checkpoint of step {outcome.step} was NOT written: {outcome.error}; training goes on"
+            self.events.emit("warning", {"said": said})
+            return
+        self._landed = outcome
+        if not self.ranks.first or outcome.path is None:
+            return
+        self.events.emit(
+            "checkpoint",
+            {
+                "step": outcome.step,
+                "path": f"checkpoints/{outcome.path.name}",
+                "bytes": outcome.bytes,
+                "blocked_seconds": outcome.blocked_seconds,
+                "total_seconds": outcome.total_seconds,
+            },
+        )
+        tidied = tidy(self.run, _keep(self.section), run_id=self.run_id, losses=self.progress.losses)
+        for step, reason in tidied.failed.items():
+            self.events.emit(
+                "warning", {"said": f"the checkpoint of step {step} could not be deleted: {reason}"}
+            )
+
+
+def _policy(section: CheckpointSection) -> Policy:
+    if section.every != "auto":
+        return Fixed(section.every)
+    declared = section.between_failures
+    return Adaptive(None if declared == "auto" else declared, section.overhead, section.longest_loss)
+
+
+def _keep(section: CheckpointSection) -> Keep:
+    return Keep(
+        section.keep_last, section.keep_best, section.keep_every_steps, section.keep_every_hours, section.thin
+    )

@@ -1,0 +1,110 @@
+"""Where a start begins, each way by itself; and what of a changed config is refused."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glm_accelerate.checkpoint.format import Damaged
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.checkpoint.save import save
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.directory import ConfigChanged, choose_start, keep_config, read_first
+from glm_accelerate.train.mismatch import EVERY
+
+
+def make(run: Path, step: int) -> Path:
+    weights = {"a": torch.full((4,), float(step))}
+    return save(run, step, 1, weights=weights, optimizer={}, state={}, fingerprints={}, facts={}).path
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def weights(path: Path) -> float:
+    return Reader(path).group("weights")["a"].sum().item()
+
+
+def test_auto_goes_on_from_the_newest_that_reads_whole(tmp_path: Path) -> None:
+    made = [make(tmp_path, step) for step in (1, 2, 3, 4)]
+    (made[3] / "manifest.json").unlink()
+    flip(made[2] / "weights-0-of-1.safetensors")  # seen only by who reads it
+    choice = choose_start(tmp_path, "auto")
+    assert choice.paths == (made[2], made[1], made[0])
+    assert not choice.explicit
+    got, warnings = read_first(choice, weights)
+    assert got == 8.0
+    assert "checkpoint-4" in warnings[0]
+    assert "passed over" in warnings[-1]
+    assert "checkpoint-3: weights-0-of-1.safetensors is damaged" in warnings[-1]
+
+
+def test_auto_never_begins_anew_where_all_are_damaged(tmp_path: Path) -> None:
+    assert read_first(choose_start(tmp_path, "auto"), weights) == (None, [])
+    path = make(tmp_path, 1)
+    flip(path / "weights-0-of-1.safetensors")
+    with pytest.raises(UserError, match=r"none of its checkpoints.*--resume never"):
+        read_first(choose_start(tmp_path, "auto"), weights)
+    (path / "manifest.sha256").unlink()
+    with pytest.raises(UserError, match=r"none of its checkpoints.*--resume never"):
+        choose_start(tmp_path, "auto")
+
+
+def test_never_moves_what_is_there_aside(tmp_path: Path) -> None:
+    make(tmp_path, 700)
+    choice = choose_start(tmp_path, "never")
+    assert choice.paths == ()
+    assert "[700] are in abandoned/" in choice.warnings[0]
+    assert (tmp_path / "abandoned" / "checkpoint-700" / "manifest.json").is_file()
+
+
+def test_a_named_one_has_to_do(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    path = make(tmp_path, 2)
+    flip(path / "weights-0-of-1.safetensors")
+    for name in ("2", str(path)):
+        choice = choose_start(tmp_path, name)
+        assert choice.explicit
+        with pytest.raises(Damaged, match="weights-0-of-1"):
+            read_first(choice, weights)
+    for step in ("5", "02", "9" * 5000):
+        with pytest.raises(UserError, match=r"no checkpoint of step .*there are 1, 2"):
+            choose_start(tmp_path, step)
+    for name in (str(tmp_path / "nowhere"), "newest", "٣"):
+        with pytest.raises(UserError, match="no such checkpoint"):
+            choose_start(tmp_path, name)
+    path.rename(path.with_name("checkpoint-3"))
+    with pytest.raises(Damaged, match="the name says step 3, the manifest says 2"):
+        read_first(choose_start(tmp_path, "3"), weights)
+
+
+def test_a_read_only_archive_can_be_gone_on_from(tmp_path: Path) -> None:
+    path = make(tmp_path / "archive", 2)
+    before = sorted(os.listdir(path.parent))
+    path.chmod(0o500)
+    assert read_first(choose_start(tmp_path / "run", str(path)), weights) == (8.0, [])
+    assert sorted(os.listdir(path.parent)) == before
+
+
+def test_a_changed_config_says_what_accepts_it(tmp_path: Path) -> None:
+    def config(**train: Any) -> RunConfig:
+        return RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t"}, "train": train})
+
+    keep_config(tmp_path, config(), ())
+    (tmp_path / "events.jsonl").touch()
+    changed = config(steps=9, seed=1, max_bad_steps=3)
+    with pytest.raises(ConfigChanged) as caught:
+        keep_config(tmp_path, changed, {"schedule"})
+    assert {change.key: change.flag for change in caught.value.changes} == {
+        "train.seed": "--accept order",
+        "train.max_bad_steps": "--accept config",
+    }
+    keep_config(tmp_path, changed, {"schedule", "order", "config"})
+    keep_config(tmp_path, changed, ())
+    keep_config(tmp_path, config(), EVERY)
