@@ -94,4 +94,4 @@ def test_keys_are_words(text: str) -> None:
 
 
 def test_nothing_is_interpolated() -> None:
-    assert read_document("a: ${HOME}\nb: $(id)", "f") == {"a": "${HOME}", "b": "$(id)"}
+    assert read_document("a: ${HOME}\nb: $(id)", "f").values == {"a": "${HOME}", "b": "$(id)"}

@@ -9,6 +9,7 @@ from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.cli import main
 from glm_accelerate.parallel.launch import launch
+from glm_accelerate.parallel.ranks import peer_ended
 from glm_accelerate.runtime.env import launched
 
 
@@ -27,9 +28,20 @@ def one_rank(args: argparse.Namespace) -> int:
     from glm_accelerate.cli import train
 
     said = launched()
-    if said is not None and said.rank:
+    rank = said.rank if said is not None else 0
+    if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    code = main.answer(lambda: train.run(args))
+
+    def act() -> int:
+        try:
+            return train.run(args)
+        except RuntimeError as error:
+            if not peer_ended(error):
+                raise
+            sys.stderr.write(f"rank {rank}: ended because another rank did\n")
+            sys.exit(main.OUR_BUG)
+
+    code = main.answer(act)
     if code == main.OUR_BUG:
         sys.exit(code)
     return code

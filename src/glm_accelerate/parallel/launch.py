@@ -35,7 +35,8 @@ Entry = Callable[[Any], int]  # a module's own function, and plain data for it: 
 
 def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int]) -> int:
     """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # the launcher says it shorter
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the launcher says the same in a line
     env.share_cores(ranks)
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-") as folder:
         env.share_signs(Path(folder))

@@ -96,7 +96,7 @@ def joined() -> Generator[Ranks, None, None]:
     with beating(signs_folder(), said.rank, doing):
         cuda = torch.cuda.is_available()
         if cuda:
-            torch.cuda.set_device(said.local)
+            _take_device(said.local)
         store = PrefixStore(f"start-{said.restart}", _store(said))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -110,7 +110,21 @@ def joined() -> Generator[Ranks, None, None]:
         dist.destroy_process_group()
 
 
+def peer_ended(error: RuntimeError) -> bool:
+    """Whether this is how a collective fails when another process is gone: what matters is said there."""
+    return any(word in str(error) for word in ("gloo", "NCCL", "closed by peer", "reset by peer"))
+
+
 def _store(said: Launched) -> Store:
     """The launcher's own store where it has one, else the first rank's."""
     serves = said.rank == 0 and not said.agent_store
     return TCPStore(said.address, said.port, said.count, is_master=serves, timeout=MEETING)
+
+
+def _take_device(local: int) -> None:
+    if local >= torch.cuda.device_count():
+        raise UserError(
+            f"process {local + 1} of this machine has no GPU: there are {torch.cuda.device_count()}",
+            cure=f"--nproc {torch.cuda.device_count()}",
+        )
+    torch.cuda.set_device(local)

@@ -1,0 +1,249 @@
+"""Several real processes over gloo: the same run as one process, through crashes, stops and other numbers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from glm_accelerate.checkpoint.find import latest, published
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.observe.events import read_events
+from glm_accelerate.parallel.heartbeat import signs
+
+Said = dict[str, Any]
+STEPS = 20
+
+
+@pytest.fixture
+def config(tiny_run: Said, tmp_path: Path) -> Path:
+    """No dropout, whose masks are drawn by each rank for itself, and float32, in which sums can be compared."""
+    said = {
+        **tiny_run,
+        "adapt": {"method": "full"},
+        "train": {"steps": STEPS, "step_samples": 4},
+        "optim": {"learning_rate": 1e-3},
+        "precision": {"compute": "float32"},
+        "evaluate": {"every": 10},
+        "checkpoint": {"every": 5, "wait": True},
+    }
+    path = tmp_path / "ranks.yaml"
+    path.write_text(yaml.safe_dump(said))
+    return path
+
+
+def command(config: Path, run: Path, ranks: int, *more: str) -> list[str]:
+    line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
+    return [*line, "--nproc", str(ranks), *more]
+
+
+def go(config: Path, run: Path, ranks: int, *more: str) -> str:
+    answer = subprocess.run(
+        command(config, run, ranks, *more), check=False, capture_output=True, text=True, timeout=55
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout + answer.stderr
+
+
+def figures(run: Path) -> list[tuple[float, float]]:
+    steps = [event for event in read_events(run / "events.jsonl") if event["kind"] == "step"]
+    return [(float(str(event["loss"])), float(str(event["grad_norm"]))) for event in steps]
+
+
+def state(run: Path) -> dict[str, torch.Tensor]:
+    found, _ = latest(run)
+    assert found is not None
+    reader = Reader(found)
+    return {
+        f"{group}/{name}": t for group in ("weights", "optimizer") for name, t in reader.group(group).items()
+    }
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks", "shard"),
+    [("full", 2, "full"), ("full", 3, "full"), ("full", 4, "2"), ("lora", 2, "off"), ("lora", 3, "full")],
+)
+def test_n_ranks_learn_what_one_learns(
+    method: str, ranks: int, shard: str, config: Path, tmp_path: Path
+) -> None:
+    more = [f"adapt.method={method}", "adapt.dropout=0.0"]
+    go(config, tmp_path / "one", 1, *more)
+    go(config, tmp_path / "many", ranks, *more, f"parallel.shard={shard}")
+    one, many = figures(tmp_path / "one"), figures(tmp_path / "many")
+    assert len(one) == len(many) == STEPS
+    for (loss, norm), (its_loss, its_norm) in zip(one, many, strict=True):
+        assert its_loss == pytest.approx(loss, rel=1e-5)
+        assert its_norm == pytest.approx(norm, rel=1e-5 if method == "full" else 1e-4)
+    weights, its_weights = state(tmp_path / "one"), state(tmp_path / "many")
+    assert weights.keys() == its_weights.keys()
+    # Where a gradient is near zero, Adam divides rounding by rounding and a weight may move by a whole rate
+    # (1e-3): few do. With a larger epsilon, below which gradients count as zero, all agree to 2e-6.
+    moved = torch.cat([(weights[n] - its_weights[n]).abs().flatten() for n in weights if n[0] == "w"])
+    assert float(moved.max()) < 1e-3
+    assert float(moved.quantile(0.99)) < 1e-5
+    assert float(moved.max()) > 0.0  # the sums were taken in another order: something was divided
+
+
+def test_the_weights_differ_by_what_adam_makes_of_rounding(config: Path, tmp_path: Path) -> None:
+    for ranks in (1, 3):
+        go(config, tmp_path / str(ranks), ranks, "optim.epsilon=1e-3")
+    one, three = state(tmp_path / "1"), state(tmp_path / "3")
+    assert max(float((one[name] - three[name]).abs().max()) for name in one if name[0] == "w") < 2e-6
+
+
+def test_a_killed_rank_costs_no_more_than_an_interval(config: Path, tmp_path: Path) -> None:
+    """Three ranks, dropout on, one killed twice: the job goes on by itself and ends bit-identical."""
+    more = ["adapt.method=lora", "adapt.dropout=0.2", "parallel.shard=full", "train.steps=120"]
+    go(config, tmp_path / "whole", 3, *more)
+    run = tmp_path / "killed"
+    with subprocess.Popen(
+        command(config, run, 3, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as job:
+        for wanted, rank in ((12, 1), (90, 2)):
+            while job.poll() is None and steps_done(run) < wanted:
+                time.sleep(0.01)
+            os.kill(processes(job.pid)[rank], signal.SIGKILL)
+        said = job.communicate(timeout=50)[0].decode()
+    assert job.returncode == 0, said
+    assert len(re.findall(r"launcher: rank \d \(process \d+\) ended by SIGKILL", said)) == 2
+    assert "this is a bug" not in said
+    assert same(state(tmp_path / "whole"), state(run))
+    assert figures(tmp_path / "whole") == figures(run)
+    resumed = [event["step"] for event in read_events(run / "events.jsonl") if event["kind"] == "resume"]
+    assert len(resumed) == 2
+    assert resumed[0] >= 5
+
+
+def test_saved_at_three_and_gone_on_with_at_two_and_one(config: Path, tmp_path: Path) -> None:
+    go(config, tmp_path / "whole", 1)
+    run = tmp_path / "parts"
+    go(config, run, 3, "train.steps=10", "optim.schedule=constant")
+    go(config, run, 2, "train.steps=15", "optim.schedule=constant", "--accept-changes")
+    said = go(config, run, 1, "train.steps=20", "optim.schedule=constant", "--accept-changes")
+    assert "ranks was 2, is 1" in " ".join(said.split())
+    go(config, tmp_path / "constant", 1, "optim.schedule=constant")
+    for one, other in zip(figures(tmp_path / "constant"), figures(run), strict=True):
+        assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_a_stopped_rank_is_named_in_seconds(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = subprocess.Popen(
+        command(config, run, 2, "train.steps=100000"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stderr is not None
+    try:
+        while steps_done(run) < 3:
+            time.sleep(0.02)
+        time.sleep(2.5)  # so that its last sign of life is from training
+        process = processes(job.pid)[1]
+        os.kill(process, signal.SIGSTOP)
+        began = time.monotonic()
+        line = next(line for line in job.stderr if "is silent" in line)
+        assert f"rank 1, process {process}, is silent" in line
+        assert "(it is stopped)" in line
+        assert re.search(r"step \d+, (training|saving|evaluating)", line)
+        assert time.monotonic() - began < 20
+        os.kill(process, signal.SIGCONT)
+        reached = steps_done(run)
+        while steps_done(run) < reached + 3:  # nobody was killed, and the job goes on
+            assert job.poll() is None
+            time.sleep(0.02)
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=40)
+    assert job.returncode == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_signals_end_all_ranks_with_everything_saved(
+    number: signal.Signals, whole_group: bool, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    line = command(config, run, 2, "train.steps=100000")
+    job = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while job.poll() is None and steps_done(run) < 3:
+        time.sleep(0.02)
+    if whole_group:
+        os.killpg(job.pid, number)
+    else:
+        job.send_signal(number)
+    said, _ = job.communicate(timeout=50)
+    assert job.returncode == 75, said
+    assert "run the same command again" in said
+    assert published(run)[0].name == f"checkpoint-{steps_done(run)}"
+
+
+def test_a_mistake_is_said_once(config: Path, tmp_path: Path) -> None:
+    answer = subprocess.run(
+        command(config, tmp_path / "run", 2, f"data.train={tmp_path}/nowhere.jsonl"),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert answer.returncode == 2
+    assert len(re.findall("nowhere.jsonl", answer.stderr.replace("\n", ""))) == 1
+
+
+def test_a_job_that_gets_nowhere_is_given_up(config: Path, tmp_path: Path) -> None:
+    """A rank that dies each time before the first checkpoint: three attempts, then the launcher says so."""
+    more = ["train.steps=100000", "checkpoint.every=50000"]
+    job = subprocess.Popen(
+        command(config, tmp_path / "run", 2, *more),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    killed: set[int] = set()
+    while job.poll() is None:
+        process = processes(job.pid).get(1)
+        if process is not None and process not in killed:
+            os.kill(process, signal.SIGKILL)
+            killed.add(process)
+        time.sleep(0.05)
+    said = job.communicate()[1]
+    assert job.returncode == 1
+    assert len(killed) == 3
+    assert "given up: 3 attempts in a row ended without getting further than step 0" in said
+
+
+def steps_done(run: Path) -> int:
+    """The newest step in the log, cheaply."""
+    path = run / "events.jsonl"
+    if not path.exists():
+        return 0
+    found = re.findall(r'"kind": "step".*?"step": (\d+)', path.read_text(errors="replace"))
+    return int(found[-1]) if found else 0
+
+
+def processes(launcher: int) -> dict[int, int]:
+    """The process of each rank, as its signs of life have it."""
+    found: dict[int, int] = {}
+    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
+        for child in children.read_text().split():
+            try:
+                values = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            except OSError:  # ended while we looked
+                continue
+            folder = [v.partition(b"=")[2] for v in values if v.startswith(b"GLM_ACCELERATE_SIGNS=")]
+            for sign in signs(Path(os.fsdecode(folder[0]))) if folder else ():
+                found[sign.rank] = sign.process
+    return found
