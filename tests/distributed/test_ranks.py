@@ -24,7 +24,7 @@ STEPS = 20
 
 @pytest.fixture
 def config(tiny_run: Said, tmp_path: Path) -> Path:
-    """No dropout, whose masks are drawn by each rank for itself, and float32, in which sums can be compared."""
+    """No dropout, whose masks each rank draws for itself, and float32, in which sums can be compared."""
     said = {
         **tiny_run,
         "adapt": {"method": "full"},
