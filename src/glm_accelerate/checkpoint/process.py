@@ -24,7 +24,10 @@ class WriterProcess:
 
     def __init__(self, staging: Staging) -> None:
         words, data = staging.words, staging.data
-        command = [sys.executable, "-m", "glm_accelerate.checkpoint.writer", str(words), str(data)]
+        # Our own path and no other: a module in the directory that we happen to be in must not be found.
+        ours = f"sys.path[:] = {sys.path!r}; from glm_accelerate.checkpoint.writer import main"
+        start = f"import sys; {ours}; main()"
+        command = [sys.executable, "-P", "-c", start, str(words), str(data)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from glm_accelerate.runtime.env import offline
 from glm_accelerate.runtime.errors import UserError
 
 FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
@@ -28,7 +29,7 @@ def _from_hugging_face(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=FILES))
+        return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=offline()))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
@@ -44,7 +45,7 @@ def _from_modelscope(name: str) -> Path:
     except ImportError as error:
         raise UserError("modelscope: names need its package", cure="pip install modelscope") from error
     try:
-        return Path(str(snapshot_download(name, allow_patterns=FILES)))
+        return Path(str(snapshot_download(name, allow_patterns=FILES, local_files_only=offline())))
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"not to be had from ModelScope: {error}", where=name, cure="check the name"

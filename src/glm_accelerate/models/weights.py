@@ -27,13 +27,15 @@ def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read it: {error}", where=path) from error
+    if not isinstance(config, dict):
+        raise UserError("not a model's config: an object is wanted", where=path)
     family = family_of(config, path)
     try:
         return family, family.read(config), config
     except KeyError as error:
         raise UserError(f"key {error} is missing", where=path) from error
-    except ValueError as error:
-        raise UserError(str(error), where=path) from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"a size is not a number: {error}", where=path) from error
 
 
 def load_model(

@@ -24,8 +24,8 @@ def save_model(
         raise UserError("the directory holds weights already", where=directory, cure="name a new one")
     state, config = state_for(model, layout)
     kept = dtype or next(iter(state.values())).dtype
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(kept).removeprefix("torch.")
+    config.pop("dtype", None)
+    config["torch_dtype"] = str(kept).removeprefix("torch.")  # the name that every version reads
     shards = _shards(state, kept)
     names = [
         "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"

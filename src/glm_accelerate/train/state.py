@@ -104,6 +104,10 @@ def restore(source: Source, model: nn.Module, optimizer: Optimizer, ranks: Ranks
     if weights.keys() != set(source.names(WEIGHTS)):
         odd = sorted(weights.keys() ^ set(source.names(WEIGHTS)))
         raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
+    if not source.names(OPTIMIZER):
+        raise UserError(
+            "holds weights only: a run cannot go on from it", where=where, cure="a new run with --init-from"
+        )
     with torch.no_grad():
         for name, parameter in weights.items():
             part = part_of(parameter, ranks)

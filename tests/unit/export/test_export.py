@@ -121,7 +121,7 @@ def test_full_fine_tuning_is_written_as_wide_as_its_base_was(make_base, make_run
     for dtype, wanted in ((None, torch.bfloat16), (torch.float32, torch.float32)):
         made = export(run, tmp_path / str(wanted), merge_adapter=False, dtype=dtype)
         assert {p.dtype for p in load_model(made.path).parameters()} == {wanted}
-        assert json.loads((made.path / "config.json").read_text())["dtype"] == str(wanted).removeprefix(
+        assert json.loads((made.path / "config.json").read_text())["torch_dtype"] == str(wanted).removeprefix(
             "torch."
         )
 

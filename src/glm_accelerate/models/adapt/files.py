@@ -107,6 +107,8 @@ def load_adapter(model: Decoder, path: str | Path) -> None:
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"{CONFIG} is no object")
         return config, load_file(directory / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"not a whole adapter: {error}", where=directory) from error
@@ -120,9 +122,12 @@ def _lora_settings(config: dict[str, Any], tensors: dict[str, Tensor], directory
             raise UserError(f"adapters with {key} cannot be read", where=directory / CONFIG)
     if config.get("bias", "none") != "none":
         raise UserError("adapters that train biases cannot be read", where=directory / CONFIG)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise UserError(f"r {rank!r}, lora_alpha {alpha!r}: numbers are wanted", where=directory / CONFIG)
     return LoraSettings(
-        rank=config["r"],
-        alpha=float(config["lora_alpha"]),
+        rank=rank,
+        alpha=float(alpha),
         dropout=float(config.get("lora_dropout", 0.0)),
         targets=[_module(name) for name in tensors if name.endswith(".lora_A.weight")],
         root_scale=bool(config.get("use_rslora", False)),
@@ -135,8 +140,10 @@ def _module(tensor: str) -> str:
 
 
 def _load_prefix(model: Decoder, config: dict[str, Any], tensors: dict[str, Tensor], directory: Path) -> None:
+    if TENSOR not in tensors or not isinstance(config.get("prefix_tokens"), int):
+        raise UserError("not a whole prefix", where=directory)
     if model.prefix is None:
-        add_prefix(model, config["prefix_tokens"], config["dropout"])
+        add_prefix(model, config["prefix_tokens"], float(config.get("dropout", 0.0)))
     assert isinstance(model.prefix, Prefix)
     if tensors[TENSOR].shape != model.prefix.weight.shape:
         raise UserError("the prefix was made for a model of other sizes", where=directory)

@@ -16,7 +16,7 @@ __all__ = ["FAMILIES", "Family", "family_of"]
 def family_of(config: dict[str, Any], where: object) -> Family:
     """The family that a config.json names; a UserError lists the choices."""
     name = config.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(
             f"model_type {name!r} is not a GLM that can be trained here",
             where=where,

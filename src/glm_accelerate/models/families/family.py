@@ -18,10 +18,6 @@ class Family:
     inner: Mapping[str, str]  # module names inside a layer
     ignored: tuple[str, ...] = ()  # names in files that carry no weight
 
-    def names(self, ours: list[str]) -> dict[str, str]:
-        """The checkpoint's name of each of our tensors."""
-        return {name: self.theirs(name) for name in ours}
-
     def theirs(self, ours: str) -> str:
         """`layers.3.mlp.down_proj.weight` in this family's words."""
         if not ours.startswith("layers."):
