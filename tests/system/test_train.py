@@ -1,5 +1,6 @@
 """Whole runs of real processes: resumed ones equal uninterrupted ones bit for bit, bad days lose nothing."""
 
+import json
 import os
 import shutil
 import signal
