@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from glm_accelerate.checkpoint.format import read_manifest
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
 from glm_accelerate.checkpoint.process import WriterEnded, WriterProcess
 from glm_accelerate.checkpoint.staging import Pieces, Staging, in_place, plan
-from glm_accelerate.checkpoint.write import Job, write
+from glm_accelerate.checkpoint.write import Job, point_at, write
 from glm_accelerate.runtime.errors import UserError
 
 GRACE = 5.0  # seconds beyond the limit, so that a writer that waits for other ranks can say so itself
@@ -180,7 +181,16 @@ class Checkpointer:
         assert self._writer is not None
         self._writer.kill()
         self._end_writer()
-        self._flight.meeting.give_up(reason)
+        meeting = self._flight.meeting
+        if self._rank == 0 and meeting.target.is_dir():
+            manifest = read_manifest(meeting.target)
+            if (
+                manifest.attempt == meeting.attempt
+            ):  # it was published, and the writer could not say so any more
+                size = point_at(meeting.target, manifest)
+                self._land(size, time.perf_counter() - self._flight.began, None)
+                return
+        meeting.give_up(reason)
         self._land(0, time.perf_counter() - self._flight.began, reason)
 
     def _land(self, size: int, total: float, error: str | None) -> None:

@@ -51,9 +51,8 @@ class Meeting:
         if self.rank:
             self._await(lambda: self._going_on() and self.directory.is_dir(), lambda: "rank 0 did not begin")
             return
-        if not self.target.parent.is_dir():
-            self.target.parent.mkdir(parents=True, mode=0o700)
-            sync(self.target.parent.parent)
+        self.target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sync(self.target.parent.parent)  # also where an earlier attempt made it and was cut off
         if self.target.exists():
             raise SaveFailed("it is published already, and is never written again")
         _remove(self.directory)  # of an interrupted save of the same step

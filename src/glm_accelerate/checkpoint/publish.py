@@ -8,13 +8,6 @@ from pathlib import Path
 LATEST = "latest"
 
 
-def publish(temporary: Path, target: Path) -> None:
-    """From here on it is a checkpoint. The files in it are synced already."""
-    sync(temporary)
-    temporary.rename(target)
-    sync(target.parent)
-
-
 def write_synced(path: Path, content: bytes) -> None:
     """A new file that is on disk when this returns."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -19,7 +19,7 @@ from glm_accelerate.checkpoint.format import (
     seal,
 )
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
-from glm_accelerate.checkpoint.publish import LATEST, publish, write_synced, write_text
+from glm_accelerate.checkpoint.publish import LATEST, sync, write_synced, write_text
 from glm_accelerate.runtime.errors import UserError
 
 MARGIN = 1 << 20  # bytes for the manifest and the directory, besides what each tensor takes there
@@ -55,10 +55,9 @@ def write(job: Job, parts: Sequence[Part], source: Source) -> int:
         manifest = _merge(job, written)
         for name, content in seal(manifest).items():
             write_synced(directory / name, content)
-        publish(directory, target)
-        if not manifest.facts.get("nonfinite"):
-            write_text(target.with_name(LATEST), target.name + "\n")
-        return sum(file.bytes for file in manifest.files.values())
+        sync(directory)
+        directory.rename(target)  # from here on it is a checkpoint
+        return point_at(target, manifest)
     except SaveFailed as error:
         meeting.give_up(str(error))
         raise
@@ -69,6 +68,14 @@ def write(job: Job, parts: Sequence[Part], source: Source) -> int:
     except BaseException as error:
         meeting.give_up(repr(error))
         raise
+
+
+def point_at(target: Path, manifest: Manifest) -> int:
+    """Let the pointer name what was published, if it is fit to go on from. Returns its bytes."""
+    sync(target.parent)
+    if not manifest.facts.get("nonfinite"):
+        write_text(target.with_name(LATEST), target.name + "\n")
+    return sum(file.bytes for file in manifest.files.values())
 
 
 def _require_space(directory: Path, parts: Sequence[Part]) -> None:
