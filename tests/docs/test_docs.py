@@ -70,3 +70,22 @@ def test_the_python_in_the_readme_runs(
     assert isinstance(names["result"], ga.Result)
     assert names["result"].done
     assert any("lora_A" in name for name, _ in names["model"].named_parameters())
+
+
+def test_the_checkpointer_in_a_loop_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the page has it, and once more: the second time it begins where the first ended."""
+    page = ROOT / "docs/howto/own-loop.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, page.name, "exec"), names)
+    assert "error=None" in capsys.readouterr().out
+    saved = sorted(path.name for path in Path("runs/mine/checkpoints").glob("checkpoint-*"))
+    assert saved == ["checkpoint-100", "checkpoint-50"]
+    newest = Path("runs/mine/checkpoints/checkpoint-100")
+    newest.rename(newest.with_name("gone"))
+    again: dict[str, Any] = {}
+    exec(compile(code, page.name, "exec"), again)
+    assert again["model"].weight.equal(names["model"].weight)
