@@ -81,11 +81,7 @@ def test_the_checkpointer_in_a_loop_of_ones_own(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(code, page.name, "exec"), names)
-    assert "error=None" in capsys.readouterr().out
-    saved = sorted(path.name for path in Path("runs/mine/checkpoints").glob("checkpoint-*"))
-    assert saved == ["checkpoint-100", "checkpoint-50"]
-    newest = Path("runs/mine/checkpoints/checkpoint-100")
-    newest.rename(newest.with_name("gone"))
+    assert capsys.readouterr().out == "50 runs/mine/checkpoints/checkpoint-50\n"  # the loop is over at once
     again: dict[str, Any] = {}
     exec(compile(code, page.name, "exec"), again)
     assert again["model"].weight.equal(names["model"].weight)

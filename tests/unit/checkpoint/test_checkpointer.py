@@ -51,8 +51,17 @@ def ended(checkpointer: Checkpointer, seconds: float = 20) -> Outcome:
 
 
 def writers() -> list[int]:
-    """The writer processes: there are no other children here."""
-    return [int(child) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    """The writer processes among the children of this one."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(child) for child in children if b"checkpoint.writer" in words_of(child)]
+
+
+def words_of(process: str) -> bytes:
+    """Its command line; nothing where it has just ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def content(path: Path) -> dict[str, bytes]:
