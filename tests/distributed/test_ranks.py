@@ -125,6 +125,24 @@ def test_a_killed_rank_costs_no_more_than_an_interval(config: Path, tmp_path: Pa
     assert resumed[0] >= 5
 
 
+@pytest.mark.parametrize("words", [["--resume", "never"], ["--resume", "15"]])
+def test_a_job_started_again_keeps_what_it_did(words: list[str], config: Path, tmp_path: Path) -> None:
+    """What the words say of the beginning was done by the first attempt: a crash does not do it again."""
+    run = tmp_path / "run"
+    go(config, run, 2)
+    more = ["train.steps=160", "--accept-changes", *words]
+    with subprocess.Popen(command(config, run, 2, *more), stderr=subprocess.PIPE, text=True) as job:
+        while job.poll() is None and not 60 <= saved(run) < 150:
+            time.sleep(0.01)
+        os.kill(processes(job.pid)[1], signal.SIGKILL)
+        said = job.communicate(timeout=50)[1]
+    assert job.returncode == 0, said
+    events = read_events(run / "events.jsonl")
+    begun = [event["step"] for event in events if event["kind"] in ("start", "resume")]
+    assert begun[1] == (0 if "never" in words else 15)
+    assert begun[2] >= 55
+
+
 def test_saved_at_three_and_gone_on_with_at_two_and_one(config: Path, tmp_path: Path) -> None:
     go(config, tmp_path / "whole", 1)
     run = tmp_path / "parts"
@@ -223,6 +241,11 @@ def test_a_job_that_gets_nowhere_is_given_up(config: Path, tmp_path: Path) -> No
     assert job.returncode == 1
     assert len(killed) == 3
     assert "given up: 3 attempts in a row ended without getting further than step 0" in said
+
+
+def saved(run: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max((int(path.name.partition("-")[2]) for path in published(run)), default=0)
 
 
 def steps_done(run: Path) -> int:

@@ -18,7 +18,8 @@ class Launched:
     local: int  # among the processes of this machine
     address: str  # where all of them meet
     port: int
-    restart: int  # how often the job was started again
+    restart: int  # how often the launcher has started it again
+    job: str  # the launcher's name for all its attempts together
     agent_store: bool  # whether the launcher serves the meeting point itself
 
 
@@ -33,6 +34,7 @@ def launched() -> Launched | None:
         address=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]),
         restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
         agent_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 

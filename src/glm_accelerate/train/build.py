@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
-from glm_accelerate.checkpoint.find import resolve_path
+from glm_accelerate.checkpoint.find import candidates, resolve_path
 from glm_accelerate.checkpoint.foreign import read_foreign
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.lease import lease
@@ -40,6 +40,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_parts, require
 from glm_accelerate.runtime.device import pick_device
+from glm_accelerate.runtime.env import launched
 from glm_accelerate.train.directory import Choice, choose_start, give_up_after, keep_config, read_first
 from glm_accelerate.train.fingerprints import fingerprints
 from glm_accelerate.train.lock import only_trainer
@@ -56,10 +57,6 @@ class Start:
     resume: str = "auto"  # auto, never, a step, or a checkpoint's directory
     init_from: Path | None = None  # an adapter, a Hugging Face directory or a checkpoint
     accept: frozenset[str] = frozenset()  # which differences to the run as it was are meant
-
-    def again(self) -> "Start":
-        """The same after a crash: what was begun is gone on with."""
-        return Start("auto", None, self.accept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,7 @@ def _begin(config: RunConfig, directory: Path, start: Start, ranks: Ranks) -> tu
 
     def find() -> dict[str, Any]:
         keep_config(directory, config, start.accept)
-        choice = choose_start(directory, start.resume)
+        choice = choose_start(directory, "auto" if _begun_by_this_job(directory) else start.resume)
         if not choice.paths:
             _remember_base(directory, start.init_from)
         return {
@@ -170,6 +167,17 @@ def _begin(config: RunConfig, directory: Path, start: Start, ranks: Ranks) -> tu
     choice = said["choice"]
     paths, warnings = tuple(map(Path, choice["paths"])), tuple(choice["warnings"])
     return Choice(paths, warnings, choice["explicit"], choice["foreign"]), said["attempt"], said["run_id"]
+
+
+def _begun_by_this_job(directory: Path) -> bool:
+    """Whether the newest checkpoint is from an earlier attempt of the job that we are in: a launcher starts
+    the same words again after a crash, and what they said of the beginning has been done.
+    """
+    said = launched()
+    if said is None or said.job in ("", "none"):  # as torchrun calls every job that was given no name
+        return said is not None and said.restart > 0
+    newest = next(iter(candidates(directory).paths), None)
+    return newest is not None and Reader(newest).manifest.facts.get("job") == said.job
 
 
 def _run_id(directory: Path) -> str:
@@ -261,6 +269,8 @@ def _events(settled: _Settled, observers: Sequence[Observer]) -> Events:
 
 def _run(settled: _Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events) -> Run:
     config, plan, ranks, inputs = settled.config, settled.plan, settled.ranks, settled.inputs
+    said = launched()
+    job = said.job if said is not None else ""
     saver = Saver(
         run=settled.directory,
         checkpointer=Checkpointer(
@@ -276,7 +286,7 @@ def _run(settled: _Settled, model: Decoder, optimizer: Optimizer, progress: Prog
         progress=progress,
         hold=lambda: moved(model, optimizer, ranks),
         fingerprints=settled.prints,
-        facts={"template": plan.template, "method": config.adapt.method},
+        facts={"template": plan.template, "method": config.adapt.method, "job": job},
     )
     return Run(
         config=config,

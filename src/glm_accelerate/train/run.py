@@ -8,7 +8,6 @@ from pathlib import Path
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.parallel.ranks import joined
-from glm_accelerate.runtime.env import launched
 from glm_accelerate.train.build import Built, Start, built
 from glm_accelerate.train.loop import loop
 from glm_accelerate.train.stop import StopRequest
@@ -48,7 +47,7 @@ def train(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     began = time.perf_counter()
-    with joined() as ranks, built(config, directory, _start(start), observers, on_read, ranks) as ready:
+    with joined() as ranks, built(config, directory, start, observers, on_read, ranks) as ready:
         if on_built is not None and ranks.first:
             on_built(ready)
         run = ready.run
@@ -65,12 +64,6 @@ def train(
         run.events.emit("stop", {"reason": reason, "step": run.progress.position})
         seconds = time.perf_counter() - began
         return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))
-
-
-def _start(asked: Start) -> Start:
-    """A job that was started again after a crash goes on, however it was begun."""
-    said = launched()
-    return asked.again() if said is not None and said.restart else asked
 
 
 def _start_fields(ready: Built) -> dict[str, object]:
