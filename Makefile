@@ -1,17 +1,21 @@
 # Two commands set everything up on a fresh machine (Python 3.11+ and make):
 #   make demo   fine-tunes a tiny GLM on generated data, in about two minutes on 2 CPU cores
 #   make test   runs the whole suite
+#   make prove  runs the proofs in full, of which the suite runs a part: minutes each
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test prove lint format clean
 
 demo: $(VENV)/.core
 	$(BIN)/glm-accelerate demo
 
 test: $(VENV)/.dev lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+prove: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks

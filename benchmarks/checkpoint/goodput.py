@@ -1,6 +1,6 @@
 """How much of a job's time is training: the adaptive policy against fixed intervals, failures at random.
 
-python -m benchmarks.checkpoint.goodput --out benchmarks/results/NAME
+python -m benchmarks.checkpoint.goodput [--seeds 2000] [--out DIR]
 
 Failures are a Poisson process; one loses the work since the last *published* checkpoint, and a restart. A
 policy's interval is the package's own function, asked at each start and then held until the next failure.
@@ -61,13 +61,19 @@ def goodput(
         needed = rest + blocked * (np.ceil(rest / wanted) - 1)
         lived = draw.exponential(between, seeds)[left]
         ends = needed <= lived
-        # The n-th save begins after n intervals and n - 1 saves.
-        saves = np.floor(np.maximum(0, lived - write + blocked) / (wanted + blocked))
-        done[left] += np.where(ends, rest, np.minimum(saves * wanted, rest))
+        kept = published(wanted, blocked, write, lived)
+        done[left] += np.where(ends, rest, np.minimum(kept, rest))
         wall[left] += np.where(ends, needed, lived + RESTART)
         left = left[~ends]
         failures += 1
     return float(np.mean(done / wall))
+
+
+def published(wanted: Floats, blocked: float, write: float, lived: Floats) -> Floats:
+    """Seconds of work that are safe when training is cut off after it `lived` so long."""
+    # The n-th save begins after n intervals and n - 1 saves.
+    saves = np.floor(np.maximum(0, lived - write + blocked) / (wanted + blocked))
+    return saves * wanted
 
 
 def simulate(
@@ -137,27 +143,28 @@ def markdown(points: Sequence[Point]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="Simulate saving policies under random failures.")
     parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--out", type=Path, help="NAME for NAME.json and NAME.md")
-    args = parser.parse_args()
-    points = simulate(args.seeds)
+    parser.add_argument("--out", type=Path, help="directory for the JSON and Markdown; default: only print")
+    given = parser.parse_args(words)
+    source = origin(["python", "-m", "benchmarks.checkpoint.goodput", *words], {"numpy": np.__version__})
+    points = simulate(given.seeds)
     table = markdown(points)
     print(table)
-    if args.out:
-        command = ["python", "-m", "benchmarks.checkpoint.goodput", *sys.argv[1:]]
-        source = origin(command, {"numpy": np.__version__})
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        stem = given.out / f"{source.date[:10]}-checkpoint-goodput"
         said = {"origin": asdict(source), "fixed": FIXED, "points": [asdict(p) for p in points]}
-        args.out.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
         head = (
             f"# Goodput of saving policies, simulated\n\n- {source.date}; {source.machine}\n"
             f"- `{source.command}`\n- commit {source.commit}\n"
-            f"- {args.seeds:,} seeds a point, {WORK / 3600:.0f} h of work, "
+            f"- {given.seeds:,} seeds a point, {WORK / 3600:.0f} h of work, "
             f"{RESTART:.0f} s a restart; failures are exponential and none meets a restart\n\n"
         )
-        args.out.with_suffix(".md").write_text(head + table)
+        stem.with_suffix(".md").write_text(head + table)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

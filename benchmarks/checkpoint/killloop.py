@@ -1,8 +1,8 @@
 """Random SIGKILLs over a real run (dropout, packing, several epochs): does it end as if nothing had happened?
 
-python -m benchmarks.checkpoint.killloop [--kills 50] [--ranks 1 2 3] [--out RESULTS]
-One rank: the process is killed, the same command started again. More: one of them is killed, the launcher
-starts the job again. Every loss, the final weights and the moments have to be equal to the last bit.
+python -m benchmarks.checkpoint.killloop [--kills 50] [--jobs 1 2 3 3/3] [--work DIR] [--out DIR]
+A job is a number of ranks, or ranks/shards. A fifth of the kills come while it starts, the others within two
+intervals after its first step. What ends is started again with the same words, as a person would.
 """
 
 import argparse
@@ -15,121 +15,322 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 
+import torch
+
+from benchmarks.race.report import Origin, origin
 from glm_accelerate.checkpoint.find import latest
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, step_of
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.load import load_config
 from glm_accelerate.demo.show import write_all
-from glm_accelerate.observe.events import read_events
+from glm_accelerate.observe.events import BEGINNINGS, read_events
 
-STEPS, EVERY = 1500, 20
+STEPS, EVERY, EVALUATE = 500, 10, 50
+SAMPLES, STEP_SAMPLES = 2400, 24  # 100 steps an epoch
 SETTINGS = [
     f"train.steps={STEPS}",
+    f"train.step_samples={STEP_SAMPLES}",
     f"checkpoint.every={EVERY}",
+    f"evaluate.every={EVALUATE}",
+    "evaluate.metrics=[loss]",
     "adapt.method=lora",
     "adapt.dropout=0.1",
-    "evaluate.every=200",
+    "data.batching=pack",
 ]
+EARLY = 0.2  # of the kills: while the job starts
+LATEST = 2.0  # intervals after a life's first step
+SAME = ("applied", "epoch", "loss", "samples", "tokens", "targets", "learning_rate", "grad_norm")
+PHASES = ("starting", "training", "evaluating", "a save in flight")
+
+ABOUT = f"""\
+The demo's tiny GLM-4, LoRA with dropout 0.1, {SAMPLES:,} samples packed {STEP_SAMPLES} a step: {STEPS} steps,
+{STEPS * STEP_SAMPLES / SAMPLES:g} epochs. Every {EVERY} steps a checkpoint, written behind the training,
+every {EVALUATE} an evaluation; one thread a rank. With several ranks the launcher or one of them is killed.
+
+- **ranks**: `3/3` is three ranks with FSDP over three, `3` three copies.
+- **equal**: to the same command left alone, to the last bit: what is trained, AdamW's moments, the resume
+  state, the losses of evaluations, and of each step {", ".join(SAME[:4])},
+  {", ".join(SAME[4:])}.
+- **starts**: of the command; the launcher starts ranks again by itself.
+- **kills**: all, and by what the run was at: {", ".join(PHASES)}.
+- **most lost**: steps that a life had to do again. A save protects once it is published: what is trained
+  while it is written is lost with it, and would be **beyond an interval** of {EVERY} steps.
+- **skipped**: saves left out because the one before was still being written.
+- **interval**, **save**: seconds of {EVERY} steps left alone; from a save's beginning until it is published
+  (median, longest).
+"""
 
 
-def command(config: Path, run: Path, ranks: int) -> list[str]:
-    shown = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), *SETTINGS]
-    return [*shown, "--run", str(run), "--nproc", str(ranks)]
+@dataclass(frozen=True)
+class Job:
+    """Ranks, and how many of them share one copy of what is trained."""
+
+    ranks: int
+    shards: int
+
+    @staticmethod
+    def of(word: str) -> "Job":
+        ranks, _, shards = word.partition("/")
+        return Job(int(ranks), int(shards or 1))
+
+    def __str__(self) -> str:
+        return f"{self.ranks}/{self.shards}" if self.shards > 1 else str(self.ranks)
+
+    def command(self, config: Path, run: Path) -> list[str]:
+        words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), *SETTINGS]
+        return [*words, f"parallel.shard={self.shards}", "--run", str(run), "--nproc", str(self.ranks)]
 
 
-def digest(run: Path) -> str:
-    """Of every tensor of the last checkpoint, and of what each step reported."""
-    found, _ = latest(run)
-    assert found is not None
-    reader, made = Reader(found), hashlib.sha256()
-    for group in ("weights", "optimizer"):
-        for name in sorted(reader.names(group)):
-            made.update(name.encode() + reader.tensor(group, name).numpy().tobytes())
-    for event in read_events(run / "events.jsonl"):
-        if event["kind"] == "step":
-            made.update(f"{event['step']} {event['loss']} {event['grad_norm']}".encode())
-    return made.hexdigest()
+@dataclass(frozen=True)
+class Pace:
+    """Of a run left alone: seconds to the first step, and between two saves."""
+
+    start: float
+    interval: float
 
 
-def lost(run: Path) -> list[int]:
-    """Steps that each resume had to do again."""
-    found: list[int] = []
-    newest = 0
+@dataclass
+class Tally:
+    """What was done to a run."""
+
+    starts: int = 0
+    kills: Counter[str] = field(default_factory=Counter[str])
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a job ended."""
+
+    job: str
+    differs: list[str]  # from the same command left alone
+    starts: int
+    kills: dict[str, int]
+    lost: list[int]
+    skipped: int
+    pace: Pace
+    saves: list[float]
+
+    @property
+    def beyond(self) -> int:
+        return max(0, max(self.lost) - EVERY)
+
+
+def written(run: Path) -> list[dict[str, object]]:
+    """Every event that was ever written, those of lives that were cut off too."""
+    found: list[dict[str, object]] = []
     for line in (run / "events.jsonl").read_text(errors="replace").splitlines():
         try:
-            event = json.loads(line)
+            found.append(json.loads(line))
         except ValueError:  # torn by a kill
             continue
-        if event["kind"] == "step":
-            newest = event["step"]
-        elif event["kind"] == "resume":
-            found.append(newest - event["step"])
     return found
 
 
-def kill_until(kills: int, config: Path, run: Path, ranks: int, drawn: random.Random) -> tuple[int, int]:
-    """Runs the command to its end through so many kills. Returns kills and starts."""
-    done = starts = 0
+def ending(run: Path) -> dict[str, str]:
+    """Digests of all that has to be equal."""
+    found, _ = latest(run)
+    assert found is not None
+    assert step_of(found.name) == STEPS
+    reader, made = Reader(found), dict[str, str]()
+    for group in (WEIGHTS, OPTIMIZER):
+        names = sorted(reader.names(group))
+        assert names
+        tensors = hashlib.sha256()
+        for name in names:
+            tensors.update(name.encode() + reader.tensor(group, name).numpy().tobytes())
+        made[group] = tensors.hexdigest()
+    events = read_events(run / "events.jsonl")
+    steps = [[event[key] for key in ("step", *SAME)] for event in events if event["kind"] == "step"]
+    assert [step for step, *_ in steps] == list(range(1, STEPS + 1))
+    evaluations = [[event["step"], event["loss"]] for event in events if event["kind"] == "eval"]
+    for name, said in (("state", reader.state()), ("steps", steps), ("evaluations", evaluations)):
+        made[name] = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return made
+
+
+def lost(run: Path) -> list[int]:
+    """Steps that each life had to do again."""
+    found: list[int] = []
+    newest = 0
+    for event in written(run):
+        step = event.get("step")
+        assert isinstance(step, int) or event["kind"] == "warning"
+        if event["kind"] in BEGINNINGS and isinstance(step, int):
+            found.append(newest - step)
+            newest = step
+        elif event["kind"] == "step" and isinstance(step, int):
+            newest = step
+    return found
+
+
+def saw(run: Path) -> tuple[int, int]:
+    """The life and the number of the step told last."""
+    path = run / "events.jsonl"
+    lines = path.read_bytes()[-4096:].splitlines() if path.is_file() else []
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event["kind"] == "step":
+            return event["attempt"], event["step"]
+    return 0, 0
+
+
+def phase(run: Path, before: int) -> str:
+    life, step = saw(run)
+    if life <= before:
+        return PHASES[0]
+    if any(path.name.startswith(".checkpoint") for path in (run / "checkpoints").glob(".*")):
+        return PHASES[3]
+    last = written(run)[-1]
+    evaluating = last["kind"] == "step" and step % EVALUATE == 0
+    return PHASES[2] if evaluating else PHASES[1]
+
+
+def await_moment(process: subprocess.Popen[bytes], run: Path, pace: Pace, drawn: random.Random) -> int:
+    """Wait until it is to be killed, or has ended. Returns the last life that made a step before."""
+    before = saw(run)[0]
+    early, share = drawn.random() < EARLY, drawn.random()
+    if not early:
+        while saw(run)[0] == before and process.poll() is None:
+            time.sleep(0.02)
+    time.sleep(share * (pace.start if early else LATEST * pace.interval))
+    return before
+
+
+def kill_until(kills: int, job: Job, config: Path, run: Path, pace: Pace, drawn: random.Random) -> Tally:
+    """Runs the command to its end through so many kills."""
+    tally = Tally()
+    run.mkdir()
     while True:
-        starts += 1
-        with subprocess.Popen(
-            command(config, run, ranks), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as job:
-            while done < kills and job.poll() is None:
-                time.sleep(drawn.uniform(2.5, 10.0))
-                victims = ranks_of(job.pid) if ranks > 1 else [job.pid]
-                if victims and job.poll() is None:
+        tally.starts += 1
+        assert tally.starts < 5 * kills + 5, "it gets nowhere"
+        with (run / "said").open("ab") as said, start(job, config, run, said.fileno()) as process:
+            while tally.kills.total() < kills and process.poll() is None:
+                before = await_moment(process, run, pace, drawn)
+                victims = [process.pid, *ranks_of(process.pid)]
+                if process.poll() is None:
+                    tally.kills[phase(run, before)] += 1
                     os.kill(drawn.choice(victims), signal.SIGKILL)
-                    done += 1
-            job.wait()
-        if job.returncode == 0:
-            return done, starts
+            process.wait()
+        if process.returncode == 0:
+            return tally
+        if process.returncode == 2:  # ranks without a launcher end their step, save, and leave
+            time.sleep(1)
+
+
+def start(job: Job, config: Path, run: Path, said: int) -> subprocess.Popen[bytes]:
+    surroundings = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(config.parent)}
+    return subprocess.Popen(job.command(config, run), stdout=said, stderr=said, env=surroundings)
 
 
 def ranks_of(launcher: int) -> list[int]:
     """The processes that train, not torch's resource tracker."""
     found: list[int] = []
     for children in Path(f"/proc/{launcher}/task").glob("*/children"):
-        for child in children.read_text().split():
-            try:
-                words = Path(f"/proc/{child}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"spawn_main" in words:
-                found.append(int(child))
+        try:
+            found += [int(child) for child in children.read_text().split() if trains(child)]
+        except OSError:  # it has ended
+            continue
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    rows = [
-        "| ranks | kills | starts | equal to the last bit | steps lost, most | interval |",
-        "|" + " --- |" * 6,
+def trains(process: str) -> bool:
+    return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def survive(kills: int, job: Job, config: Path, work: Path) -> Row:
+    """Once left alone, once killed."""
+    whole, killed = work / f"whole-{job.ranks}-{job.shards}", work / f"killed-{job.ranks}-{job.shards}"
+    whole.mkdir()
+    began = time.time()
+    with (whole / "said").open("wb") as said, start(job, config, whole, said.fileno()) as alone:
+        assert alone.wait() == 0, (whole / "said").read_text()
+    times = [float(str(event["time"])) for event in written(whole) if event["kind"] == "step"]
+    pace = Pace(times[0] - began, (times[-1] - times[0]) / (STEPS - 1) * EVERY)
+    tally = kill_until(kills, job, config, killed, pace, random.Random(str(job)))
+    one, other = ending(whole), ending(killed)
+    events = written(killed)
+    return Row(
+        job=str(job),
+        differs=[name for name in one if one[name] != other[name]],
+        starts=tally.starts,
+        kills={name: tally.kills[name] for name in PHASES},
+        lost=lost(killed),
+        skipped=sum("still being written" in str(event.get("said")) for event in events),
+        pace=pace,
+        saves=[float(str(event["total_seconds"])) for event in events if event["kind"] == "checkpoint"],
+    )
+
+
+def markdown(source: Origin, rows: Sequence[Row]) -> str:
+    columns = ["ranks", "equal", "starts", "kills", *PHASES]
+    columns += ["most lost", "beyond an interval", "skipped", "interval", "save"]
+    lines = [
+        "# Killed at random\n",
+        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
+        f"- `{source.command}`",
+        f"- commit {source.commit}",
+        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
+        "",
+        ABOUT,
+        "| " + " | ".join(columns) + " |",
+        "| --- | --- |" + " ---: |" * (len(columns) - 2),
     ]
-    said: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        write_all(work / "demo", STEPS)
-        config = work / "demo" / "config.yaml"
-        load_config(config, SETTINGS)
-        for ranks in args.ranks:
-            whole, killed = work / f"whole-{ranks}", work / f"killed-{ranks}"
-            subprocess.run(command(config, whole, ranks), check=True, stdout=subprocess.DEVNULL)
-            kills, starts = kill_until(args.kills, config, killed, ranks, random.Random(ranks))
-            equal, most = digest(whole) == digest(killed), max(lost(killed), default=0)
-            rows.append(f"| {ranks} | {kills} | {starts} | {'yes' if equal else 'NO'} | {most} | {EVERY} |")
-            said.append({"ranks": ranks, "kills": kills, "equal": equal, "most_lost": most, "every": EVERY})
+    for row in sorted(rows, key=lambda row: row.job):
+        figures = [row.starts, sum(row.kills.values()), *row.kills.values()]
+        figures += [f"{max(row.lost)} steps", row.beyond, row.skipped, f"{row.pace.interval:.2f} s"]
+        figures += [f"{median(row.saves):.2f} s, {max(row.saves):.2f} s"]
+        equal = f"NO: {', '.join(row.differs)}" if row.differs else "yes"
+        lines.append(f"| {row.job} | {equal} | " + " | ".join(map(str, figures)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_config(directory: Path) -> Path:
+    """The demo's lessons, so few that they are seen again and again."""
+    write_all(directory, STEPS)
+    train = directory / "data" / "train.jsonl"
+    train.write_text("".join(train.read_text().splitlines(keepends=True)[:SAMPLES]))
+    return directory / "config.yaml"
+
+
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="Kill a run at random; it has to end as if left alone.")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument(
+        "--jobs", type=Job.of, nargs="+", default=[Job(1, 1), Job(2, 1), Job(3, 1), Job(3, 3)]
+    )
+    parser.add_argument("--work", type=Path, help="directory for the runs, kept; default: a temporary one")
+    parser.add_argument("--out", type=Path, help="directory for the JSON and Markdown; default: only print")
+    given = parser.parse_args(words)
+    source = origin(["python", "-m", "benchmarks.checkpoint.killloop", *words], {"torch": torch.__version__})
+    with ExitStack() as held:
+        work = given.work or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="killloop-")))
+        config = write_config(work / "demo")
+        rows: list[Row] = []
+        for job in given.jobs:
+            rows.append(survive(given.kills, job, config, work))
             print(rows[-1], flush=True)
-    print("\n".join(rows))
-    if args.out:
-        args.out.with_suffix(".md").write_text("\n".join(rows) + "\n", encoding="utf-8")
-        args.out.with_suffix(".json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            if given.out is not None:
+                save(given.out, source, rows)
+    print(markdown(source, rows))
+
+
+def save(out: Path, source: Origin, rows: Sequence[Row]) -> None:
+    """After each job: they take long."""
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / f"{source.date[:10]}-checkpoint-killloop"
+    stem.with_suffix(".md").write_text(markdown(source, rows))
+    said = {"origin": asdict(source), "rows": [asdict(row) for row in rows]}
+    stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

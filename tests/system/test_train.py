@@ -16,9 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.find import latest
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import read_events
@@ -26,6 +24,7 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.build import Start
 from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.run import Result, train
+from glm_accelerate.train.spike import Level
 from glm_accelerate.train.state import Progress
 
 Said = dict[str, Any]
@@ -100,59 +99,13 @@ def test_evaluation_does_not_touch_training(tiny_run: Said, tmp_path: Path) -> N
     assert same(state(tmp_path / "with", 14), state(tmp_path / "without", 14))
 
 
-def leave_out(run: Path, step: int, item: str) -> None:
-    """The checkpoint as if one item had been forgotten: zeros for tensors, counts as at the start."""
-    folder = run / "checkpoints" / f"checkpoint-{step}"
-    reader = Reader(folder)
-    groups = {group: reader.group(group) for group in ("weights", "optimizer")}
-    said, manifest = reader.state(), reader.manifest
-    if item in said:
-        said[item] = getattr(Progress(), item)
-    for group, tensors in groups.items():
-        for name in tensors:
-            if item in (group, name.partition("::")[2]):
-                tensors[name].zero_()
-    shutil.rmtree(folder)
-    save = Save(
-        step,
-        manifest.attempt,
-        {group: {name: Piece.whole(t) for name, t in tensors.items()} for group, tensors in groups.items()},
-        said,
-        manifest.fingerprints,
-        manifest.facts,
-    )
-    checkpointer = Checkpointer(run, run_id=manifest.run)
-    checkpointer.save(save)
-    assert [outcome.error for outcome in checkpointer.outcomes()] == [None]
-
-
-ITEMS = ["nothing", "weights", "exp_avg", "exp_avg_sq", "step", "position", "applied", "tokens", "losses"]
-
-
-@pytest.mark.parametrize("item", ITEMS)
-def test_every_item_of_state_counts(item: str, tiny_run: Said, tmp_path: Path) -> None:
-    """Left out in turn, each makes the comparison fail. The window passes ends of epochs and evaluations."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    go(tiny_run, whole)
-    go(tiny_run, broken, stop_after=8)
-    leave_out(broken, 8, item)
-    go(tiny_run, broken)
-    assert everything_equal(whole, broken, 14) == (item == "nothing")
-
-
 def test_all_counts_come_back() -> None:
     """Those of bad steps too, which no healthy run has: none keeps the value that it starts with."""
-    told = Progress(position=9, applied=6, bad_in_a_row=1, bad=3, tokens=123, losses={3: 0.5, 9: 0.25})
+    losses, level = {3: 0.5, 9: 0.25}, Level(usual=0.7, jumped=8, calm=1)
+    told = Progress(position=9, applied=6, bad_in_a_row=1, bad=3, tokens=123, losses=losses, level=level)
     assert Progress.from_json(json.loads(json.dumps(told.to_json()))) == told
     fresh = Progress()
     assert all(getattr(told, field.name) != getattr(fresh, field.name) for field in fields(Progress))
-
-
-def everything_equal(one: Path, other: Path, step: int) -> bool:
-    """Weights, moments, and all that the run knows of itself."""
-    readers = [Reader(run / "checkpoints" / f"checkpoint-{step}") for run in (one, other)]
-    known = [reader.state() for reader in readers]
-    return same(state(one, step), state(other, step)) and known[0] == known[1]
 
 
 def test_killed_anywhere_it_goes_on(command: list[str], tiny_run: Said, tmp_path: Path) -> None:

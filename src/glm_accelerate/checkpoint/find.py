@@ -45,6 +45,14 @@ def published(run: Path) -> list[Path]:
     return _listed(run)[0]
 
 
+def is_directory(path: Path) -> bool:
+    """Whether it is one. A UserError says why that cannot be known."""
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise UserError(f"cannot be looked at: {error.strerror}", where=path) from error
+
+
 def check(directory: Path) -> Manifest:
     """The manifest, if its digest is right and every file it names is there in its size."""
     manifest = read_manifest(directory)

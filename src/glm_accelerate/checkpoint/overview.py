@@ -23,6 +23,7 @@ class Seen:
     best: bool = False
     leased: bool = False
     nonfinite: bool = False
+    suspect: int | None = None  # the step at which the training loss jumped, if it was not back
     codec: str | None = None
     ranks: int | None = None
 
@@ -53,6 +54,7 @@ def _look(path: Path) -> Seen:
         loss=loss if isinstance(loss, float) and math.isfinite(loss) else None,
         leased=is_leased(path),
         nonfinite=bool(manifest.facts.get("nonfinite")),
+        suspect=manifest.facts.get("suspect"),
         codec=manifest.codec,
         ranks=manifest.ranks,
     )

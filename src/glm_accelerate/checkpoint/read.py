@@ -116,7 +116,8 @@ class Reader:
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error.strerror}", where=self.directory) from error
         if got < len(into):
-            raise Damaged(f"{name} is damaged: it ends too early", where=self.directory)
+            has, wanted = (self.directory / name).stat().st_size, self.manifest.files[name].bytes
+            raise Damaged(f"{name} is {has} bytes, should be {wanted} bytes", where=self.directory)
 
 
 def _rest(shape: Shape, start: Shape) -> Shape:

@@ -3,6 +3,7 @@
 present -> choose_stale -> delete
 """
 
+import errno
 import math
 import os
 import shutil
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glm_accelerate.checkpoint.find import check, published
-from glm_accelerate.checkpoint.format import FOLDER, MANIFEST, step_of
+from glm_accelerate.checkpoint.format import FOLDER, MANIFEST, Manifest, step_of
 from glm_accelerate.checkpoint.lease import is_leased, sole
 from glm_accelerate.checkpoint.publish import sync
 from glm_accelerate.runtime.errors import UserError
@@ -33,6 +34,7 @@ class Entry:
     leased: bool = False
     own: bool = True  # this run made it
     nonfinite: bool = False
+    suspect: bool = False  # written since the training loss jumped, or just before that was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def choose_stale(entries: Sequence[Entry], keep: Keep, now: float) -> list[Entry
     )
     stays = {entry.step for entry in sound[::-1][: max(1, keep.last)]}
     stays |= {step for _, step in judged[: max(0, keep.best)]}
+    stays |= {entry.step for entry in [entry for entry in sound if not entry.suspect][-1:]}
     if keep.every_steps is not None:
         stays |= {entry.step for entry in sound if entry.step % keep.every_steps == 0}
     if keep.every_hours is not None:
@@ -75,32 +78,39 @@ def choose_stale(entries: Sequence[Entry], keep: Keep, now: float) -> list[Entry
 
 
 def present(
-    run: Path, *, run_id: str | None, losses: Mapping[int, float], pending: Collection[int] = ()
+    run: Path,
+    *,
+    run_id: str | None,
+    losses: Mapping[int, float],
+    pending: Collection[int] = (),
+    jumped: int | None = None,
 ) -> list[Entry]:
     """The checkpoints of a run that pass the cheap checks. Whatever does not is nobody's, and stays.
 
     `pending`: steps whose evaluation is still to come. `run_id`: whose checkpoints are own (schema 1 names
-    no run and counts as own); None: all are.
+    no run and counts as own); None: all are. `jumped`: the step since which the training loss is too high.
     """
-    entries: list[Entry] = []
+    there: list[tuple[Path, Manifest, float]] = []
     for path in published(run):
         try:
-            manifest = check(path)
-            written = (path / MANIFEST).stat().st_mtime
+            there.append((path, check(path), (path / MANIFEST).stat().st_mtime))
         except (UserError, OSError):
             continue
-        entries.append(
-            Entry(
-                step=manifest.step,
-                written=written,
-                loss=losses.get(manifest.step),
-                evaluated=manifest.step not in pending,
-                leased=is_leased(path),
-                own=run_id is None or manifest.schema == 1 or manifest.run == run_id,
-                nonfinite=bool(manifest.facts.get("nonfinite")),
-            )
+    jumps = {jumped, *(manifest.facts.get("suspect") for _, manifest, _ in there)}
+    return [
+        Entry(
+            step=manifest.step,
+            written=written,
+            loss=losses.get(manifest.step),
+            evaluated=manifest.step not in pending,
+            leased=is_leased(path),
+            own=run_id is None or manifest.schema == 1 or manifest.run == run_id,
+            nonfinite=bool(manifest.facts.get("nonfinite")),
+            # The loss of a step judges the weights of the one before: that is where it went wrong.
+            suspect="suspect" in manifest.facts or manifest.step + 1 in jumps,
         )
-    return entries
+        for path, manifest, written in there
+    ]
 
 
 def delete(run: Path, stale: Iterable[Entry]) -> Retained:
@@ -120,10 +130,16 @@ def delete(run: Path, stale: Iterable[Entry]) -> Retained:
 
 
 def tidy(
-    run: Path, keep: Keep, *, run_id: str | None, losses: Mapping[int, float], pending: Collection[int] = ()
+    run: Path,
+    keep: Keep,
+    *,
+    run_id: str | None,
+    losses: Mapping[int, float],
+    pending: Collection[int] = (),
+    jumped: int | None = None,
 ) -> Retained:
     """Delete what may go now."""
-    entries = present(run, run_id=run_id, losses=losses, pending=pending)
+    entries = present(run, run_id=run_id, losses=losses, pending=pending, jumped=jumped)
     return delete(run, choose_stale(entries, keep, time.time()))
 
 
@@ -145,7 +161,13 @@ def abandon_after(run: Path, step: int) -> list[int]:
         while aside.exists():
             copies += 1
             aside = folder / f"{path.name}.{copies}"
-        path.rename(aside)
+        try:
+            path.rename(aside)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.copytree(path, aside)  # its checkpoints have a disk of their own
+            _delete(path)
         moved.append(number)
     return sorted(moved)
 

@@ -34,9 +34,11 @@ def run(args: argparse.Namespace) -> int:
     """One of the four."""
     from rich.console import Console
 
+    from glm_accelerate.checkpoint.find import is_directory
+
     if args.which and args.action in ("list", "prune"):
         raise UserError(f"{args.action} takes no steps", where=" ".join(args.which))
-    if not args.run.is_dir():
+    if not is_directory(args.run):
         raise UserError("no such directory", where=args.run)
     console = Console(soft_wrap=True, highlight=False)
     if args.action == "verify":
@@ -136,8 +138,9 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     import time
 
     from glm_accelerate.checkpoint.overview import overview
-    from glm_accelerate.checkpoint.retain import Keep, choose_stale, delete, present
+    from glm_accelerate.checkpoint.retain import choose_stale, delete, present
     from glm_accelerate.config.load import load_config
+    from glm_accelerate.train.saver import keep_of
 
     config = run / "config.yaml"
     if not config.is_file():
@@ -145,7 +148,7 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     said = load_config(config).checkpoint
     losses = {one.step: one.loss for one in overview(run) if one.loss is not None}
     entries = present(run, run_id=_id_of(run), losses=losses)
-    stale = choose_stale(entries, Keep(said.keep_last, said.keep_best), time.time())
+    stale = choose_stale(entries, keep_of(said), time.time())
     steps = [entry.step for entry in stale]
     if not dry:
         gone = delete(run, stale)
@@ -172,6 +175,7 @@ def _cells(one: "Seen") -> tuple[str, ...]:
     if one.bytes is None or one.written is None:
         return (f"{one.step:,}", "", "", "", "", "", f"damaged: {one.damage}", "")
     marks = {"best": one.best, "leased": one.leased, "not finite": one.nonfinite}
+    marks[f"suspect: the loss jumped at step {one.suspect}"] = one.suspect is not None
     return (
         f"{one.step:,}",
         f"{one.bytes / 1e6:,.1f} MB",
@@ -186,9 +190,10 @@ def _cells(one: "Seen") -> tuple[str, ...]:
 
 def _named(run: Path, word: str) -> Path:
     """A checkpoint of the run by its step, or any by its directory."""
+    from glm_accelerate.checkpoint.find import is_directory
     from glm_accelerate.checkpoint.format import FOLDER, step_of
 
     path = run / FOLDER / f"checkpoint-{word}" if step_of(f"checkpoint-{word}") is not None else Path(word)
-    if not path.is_dir():
+    if not is_directory(path):
         raise UserError("no such checkpoint", where=path)
     return path

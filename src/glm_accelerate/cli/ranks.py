@@ -2,15 +2,18 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.cli import main
+from glm_accelerate.parallel.heartbeat import orphaned
 from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.ranks import peer_ended
 from glm_accelerate.runtime.env import launched
+from glm_accelerate.train.stop import STOPPED
 
 
 def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:
@@ -34,7 +37,10 @@ def one_rank(args: argparse.Namespace) -> int:
 
     def act() -> int:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
             return train.run(args)
+        except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
+            sys.exit(STOPPED)
         except RuntimeError as error:
             if not peer_ended(error):
                 raise
@@ -42,6 +48,9 @@ def one_rank(args: argparse.Namespace) -> int:
             sys.exit(main.OUR_BUG)
 
     code = main.answer(act)
+    if orphaned():  # torch would wait for ever for the launcher to take the answer
+        sys.stdout.flush()
+        os._exit(code)
     if code == main.OUR_BUG:
         sys.exit(code)
     return code

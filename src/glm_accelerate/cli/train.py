@@ -1,11 +1,14 @@
 """`train CONFIG`: train, or go on where the run stopped; with `--nproc N` in N processes on this machine."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import source
+from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.stop import STOPPED, STOPPED_AT_ONCE, stopping_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HELP = "Train as a config says. Run the same command again to go on where it stopped."
-STOPPED = 75
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +43,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 when done, 75 when stopped by a signal with everything saved."""
+    if launched() is not None:  # SIGTERM kills a rank that starts, even in a call that Python can't interrupt
+        return _train(args)
+    try:
+        with stopping_at_once():
+            return _train(args)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{STOPPED_AT_ONCE}\n")
+        return STOPPED
+
+
+def _train(args: argparse.Namespace) -> int:
     if args.nproc < 1:
         raise UserError(f"--nproc is {args.nproc}, 1 or more is wanted")
     config = source.config_from(args)  # its mistakes are shown before torch is loaded

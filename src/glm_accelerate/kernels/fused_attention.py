@@ -1,11 +1,15 @@
-"""Rotary positions and causal attention of packed documents on a CPU: products in bfloat16, all between
-them compiled. A tile is a stretch of a document's queries and the keys that they may see.
-
-Letters: S tokens in all, K key/value heads, G query heads for each, N = K * G, D head width, R rotated
-pairs; of a tile: Q rows (a query in a head of the group), T keys.
+"""Rotary positions and causal attention of packed documents on a CPU: a few large products in bfloat16, all
+between them compiled. Documents are cut into blocks of tokens. The first blocks of all documents are computed
+together, then the second ones with the two blocks of keys that each sees, and so on.
 """
 
-from collections.abc import Iterator, Sequence
+# Letters: S tokens in all, B blocks, T tokens of a block, K key/value heads, G query heads for each,
+# N = K * G, D head width, H pairs of dimensions that turn; R = T * G rows of a block's queries in a key head,
+# X rows of all blocks and heads that are computed together, W keys that they see.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,147 +17,223 @@ from torch import Tensor
 
 from glm_accelerate.kernels.compiled import run
 
-BLOCK = 256  # queries of a tile: smaller skips more of the unseen half, larger has fewer products
+BLOCK = 128  # smaller blocks compute less that is not seen, larger ones have fewer and larger products
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Blocks that see equally many blocks of keys, their own the last: at most one of each document."""
+
+    first: int
+    end: int
+    keys: Tensor  # for each block and key head, where its keys are in (block, key head)
+    last_X: Tensor  # the last key that a row sees
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How documents lie in blocks. A place after a document's end repeats a token, and is not `filled`."""
+
+    token_BT: Tensor
+    filled_BT: Tensor
+    block_S: Tensor  # where each token went
+    place_S: Tensor
+    places_W: (
+        Tensor  # 0, 1, ... as numbers that a compiler can load: of indices it makes slow integer arithmetic
+    )
+    rounds: tuple[Round, ...]
+
+
+@lru_cache(maxsize=4)  # every layer of a step asks for the same
+def tile(lengths: tuple[int, ...], heads: int, groups: int) -> Tiling:
+    """Blocks and rounds of documents that lie side by side, for K heads of G queries each."""
+    starts = [sum(lengths[:document]) for document in range(len(lengths))]
+    order = sorted(range(len(lengths)), key=lambda document: -lengths[document])
+    own = torch.arange(BLOCK).repeat_interleave(groups)
+    tokens: list[Tensor] = []
+    filled: list[Tensor] = []
+    firsts: list[int] = []  # where the blocks of each round begin
+    rounds: list[Round] = []
+    for before in range(0, max(lengths), BLOCK):
+        here = [document for document in order if lengths[document] > before]
+        places = torch.arange(before, before + BLOCK)
+        for document in here:
+            tokens.append(starts[document] + places.clamp(max=lengths[document] - 1))
+            filled.append(places < lengths[document])
+        first = len(tokens) - len(here)
+        firsts.append(first)
+        blocks = torch.arange(len(here))[:, None, None] + torch.tensor(firsts)
+        keys = (blocks * heads + torch.arange(heads)[:, None]).flatten()
+        last_X = (own + before).float().repeat(len(here) * heads)
+        rounds.append(Round(first, len(tokens), keys, last_X))
+    token_BT, filled_BT = torch.stack(tokens), torch.stack(filled)
+    block_S, place_S = (where[token_BT[filled_BT].argsort()] for where in filled_BT.nonzero(as_tuple=True))
+    places_W = torch.arange(len(rounds) * BLOCK, dtype=torch.float32)
+    return Tiling(token_BT, filled_BT.float(), block_S, place_S, places_W, tuple(rounds))
 
 
 def rotary_attention(
-    q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, turns_SR2: Tensor, lengths: Sequence[int]
+    q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, turns_SH2: Tensor, lengths: Sequence[int]
 ) -> Tensor:
-    """attention(rope(q), rope(k), v) for documents of `lengths`, side by side as the heads of out_SH are."""
-    out: Any = _Attention.apply(q_SND, k_SKD, v_SKD, turns_SR2, tuple(tiles(lengths)))
+    """attention(rope(q), rope(k), v) for documents of `lengths`, with the heads side by side."""
+    tiling = tile(tuple(lengths), k_SKD.shape[1], q_SND.shape[1] // k_SKD.shape[1])
+    out: Any = _Attention.apply(q_SND, k_SKD, v_SKD, turns_SH2, tiling)
     return out
-
-
-def tiles(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(where the document begins, first query, end of queries and keys) of every tile."""
-    begin = 0
-    for length in lengths:
-        for first in range(begin, begin + length, BLOCK):
-            yield begin, first, min(first + BLOCK, begin + length)
-        begin += length
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, turns: Tensor, spans: tuple[tuple[int, int, int], ...]
-    ) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        q_KSGD, k_KSD, v_KSD = run(_lay, q, k, v, turns, lengths={0: (0,), 1: (0,), 2: (0,), 3: (0,)})
-        out_KSGD = torch.empty_like(q_KSGD)
-        total_KSG = q_KSGD.new_empty(q_KSGD.shape[:-1], dtype=torch.float32)
-        norms: list[Tensor] = []
-        for begin, first, end in spans:
-            q_KQD = q_KSGD[:, first:end].flatten(1, 2)
-            scores_KQT = torch.bmm(q_KQD, k_KSD[:, begin:end].transpose(1, 2))
-            powers_KQT, total_KQ, norm_KQ = run(
-                _powers,
-                scores_KQT,
-                *_marks(k.shape[1], groups, begin, first, end),
-                q.shape[-1] ** -0.5,
-                lengths={0: (1, 2), 1: (0,), 2: (0,)},
-            )
-            torch.bmm(powers_KQT, v_KSD[:, begin:end], out=out_KSGD[:, first:end].flatten(1, 2))
-            total_KSG[:, first:end] = total_KQ.unflatten(1, (-1, groups))
-            norms.append(norm_KQ)
-        ctx.save_for_backward(q_KSGD, k_KSD, v_KSD, turns, *norms)
-        ctx.spans = spans
-        return run(_divide, out_KSGD, total_KSG, lengths={0: (1,), 1: (1,)})
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, turns: Tensor, tiling: Tiling) -> Tensor:
+        lengths = {0: (0,), 1: (0,), 2: (0,), 3: (0,), 4: (0,)}
+        q_BKRD, k_BKTD, v_BKTD = run(_lay, q, k, v, turns, tiling.token_BT, lengths=lengths)
+        out_BKRD, norm_BKR = torch.empty_like(q_BKRD), q_BKRD.new_empty(q_BKRD.shape[:3], dtype=torch.float32)
+        scale = q.shape[-1] ** -0.5
+        for each in tiling.rounds:
+            scores_XW = _scores(q_BKRD, k_BKTD, each)
+            places_W = tiling.places_W[: scores_XW.shape[1]]
+            lengths = {0: (0, 1), 1: (0,), 2: (0,)}
+            p_XW, norm_X = run(_softmax, scores_XW, each.last_X, places_W, scale, lengths=lengths)
+            mine = slice(each.first, each.end)
+            out = out_BKRD[mine].flatten(0, 1)
+            torch.bmm(p_XW.view(*out.shape[:2], -1), _keys(v_BKTD, each), out=out)
+            norm_BKR[mine] = norm_X.view_as(norm_BKR[mine])
+        lengths = {0: (0,), 1: (0,), 2: (0,)}
+        out_SH = run(_gather, out_BKRD, tiling.block_S, tiling.place_S, lengths=lengths)
+        ctx.save_for_backward(q_BKRD, k_BKTD, v_BKTD, turns, out_SH, norm_BKR)
+        ctx.tiling = tiling
+        return out_SH
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
-        q_KSGD, k_KSD, v_KSD, turns, *norms = ctx.saved_tensors
-        K, S, G, D = q_KSGD.shape
-        slope_KSGD = slopes[0].reshape(S, K, G, D).transpose(0, 1).contiguous()
-        dq_KSGD, dk_KSD, dv_KSD = torch.empty_like(q_KSGD), torch.zeros_like(k_KSD), torch.zeros_like(v_KSD)
-        for (begin, first, end), norm_KQ in zip(ctx.spans, norms, strict=True):
-            q_KQD, slope_KQD = q_KSGD[:, first:end].flatten(1, 2), slope_KSGD[:, first:end].flatten(1, 2)
-            k_KTD, v_KTD = k_KSD[:, begin:end], v_KSD[:, begin:end]
-            scores_KQT = torch.bmm(q_KQD, k_KTD.transpose(1, 2))
-            dp_KQT = torch.bmm(slope_KQD, v_KTD.transpose(1, 2))
-            p_KQT, ds_KQT = run(
+        q_BKRD, k_BKTD, v_BKTD, turns, out_SH, norm_BKR = ctx.saved_tensors
+        tiling: Tiling = ctx.tiling
+        _, K, R, D = q_BKRD.shape
+        laid = (out_SH.view(-1, K, R // BLOCK, D), slopes[0].reshape(-1, K, R // BLOCK, D))
+        lengths = {0: (0,), 1: (0,), 2: (0,), 3: (0,)}
+        slope_BKRD, along_BKR = run(_lay_slope, *laid, tiling.token_BT, tiling.filled_BT, lengths=lengths)
+        dq_BKRD = torch.empty_like(q_BKRD)
+        dk_BKTD, dv_BKTD = (torch.zeros_like(k_BKTD, dtype=torch.float32) for _ in range(2))
+        for each in tiling.rounds:
+            mine = slice(each.first, each.end)
+            scores_XW, dp_XW = _scores(q_BKRD, k_BKTD, each), _scores(slope_BKRD, v_BKTD, each)
+            p_XW, ds_XW = run(
                 _slope,
-                scores_KQT,
-                dp_KQT,
-                norm_KQ,
-                *_marks(K, G, begin, first, end),
+                scores_XW,
+                dp_XW,
+                norm_BKR[mine].flatten(),
+                along_BKR[mine].flatten(),
+                each.last_X,
+                tiling.places_W[: scores_XW.shape[1]],
                 D**-0.5,
-                lengths={0: (1, 2), 1: (1, 2), 2: (1,), 3: (0,), 4: (0,)},
+                lengths={0: (0, 1), 1: (0, 1), 2: (0,), 3: (0,), 4: (0,), 5: (0,)},
             )
-            torch.bmm(ds_KQT, k_KTD, out=dq_KSGD[:, first:end].flatten(1, 2))
-            dk_KSD[:, begin:end] += torch.bmm(ds_KQT.transpose(1, 2), q_KQD)
-            dv_KSD[:, begin:end] += torch.bmm(p_KQT.transpose(1, 2), slope_KQD)
-        dq, dk, dv = run(
-            _lay_back, dq_KSGD, dk_KSD, dv_KSD, turns, lengths={0: (1,), 1: (1,), 2: (1,), 3: (0,)}
-        )
+            q, slope, dq = (every[mine].flatten(0, 1) for every in (q_BKRD, slope_BKRD, dq_BKRD))
+            p, ds = (every.view(*q.shape[:2], -1) for every in (p_XW, ds_XW))
+            torch.bmm(ds, _keys(k_BKTD, each), out=dq)
+            _add(dk_BKTD, each, torch.bmm(ds.mT, q))
+            _add(dv_BKTD, each, torch.bmm(p.mT, slope))
+        lengths = {0: (0,), 1: (0,), 2: (0,), 3: (0,), 4: (0,), 5: (0,)}
+        places = (turns, tiling.block_S, tiling.place_S)
+        dq, dk, dv = run(_lay_back, dq_BKRD, dk_BKTD, dv_BKTD, *places, lengths=lengths)
         return dq, dk, dv, None, None
 
 
-def _turn(x: Tensor, turns_SR2: Tensor, sign: float) -> Tensor:
-    """x of shape S..D with its first 2R dimensions turned, neighbours together, in float32."""
-    R = turns_SR2.shape[1]
+def _keys(x_BKTD: Tensor, each: Round) -> Tensor:
+    """What a round's blocks see, for each block and key head."""
+    T, D = x_BKTD.shape[2:]
+    seen = x_BKTD.view(-1, T * D).index_select(0, each.keys)
+    return seen.view((each.end - each.first) * x_BKTD.shape[1], -1, D)
+
+
+def _add(x_BKTD: Tensor, each: Round, made: Tensor) -> None:
+    """Adds to what a round's blocks saw."""
+    flat = x_BKTD.view(-1, x_BKTD.shape[2] * x_BKTD.shape[3])
+    flat.index_add_(0, each.keys, made.float().view(-1, flat.shape[1]))
+
+
+def _scores(rows_BKRD: Tensor, x_BKTD: Tensor, each: Round) -> Tensor:
+    """Products of a round's rows with all that they may see and more."""
+    rows = rows_BKRD[each.first : each.end].flatten(0, 1)
+    return torch.bmm(rows, _keys(x_BKTD, each).mT).flatten(0, 1)
+
+
+def _turn(x: Tensor, turns_H2: Tensor, sign: float) -> Tensor:
+    """x of shape ...D with its first 2H dimensions turned, neighbours together, in float32."""
+    H = turns_H2.shape[-2]
     wide = x.float()
-    pairs = wide[..., : 2 * R].unflatten(-1, (R, 2))
-    cos, sin = (turns_SR2[..., part].unsqueeze(1) for part in (0, 1))
+    pairs = wide[..., : 2 * H].unflatten(-1, (H, 2))
+    cos, sin = (turns_H2[..., part].unsqueeze(-2) for part in (0, 1))
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = torch.stack((even * cos - sign * odd * sin, odd * cos + sign * even * sin), -1).flatten(-2)
-    return torch.cat((turned, wide[..., 2 * R :]), -1).to(x.dtype)
+    return torch.cat((turned, wide[..., 2 * H :]), -1)
 
 
-def _lay(q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, turns_SR2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys turned, all with the heads first."""
-    S, K, D = k_SKD.shape
-    q_SKGD = _turn(q_SND, turns_SR2, 1.0).view(S, K, -1, D)
-    return (
-        q_SKGD.transpose(0, 1).contiguous(),
-        _turn(k_SKD, turns_SR2, 1.0).transpose(0, 1).contiguous(),
-        v_SKD.transpose(0, 1).contiguous(),
+def _lay(
+    q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, turns_SH2: Tensor, token_BT: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys turned, all in blocks with the heads before the tokens."""
+    (B, T), (_, K, D) = token_BT.shape, k_SKD.shape
+    q_STND, k_STKD = (
+        _turn(q_SND, turns_SH2, 1.0).to(q_SND.dtype),
+        _turn(k_SKD, turns_SH2, 1.0).to(k_SKD.dtype),
     )
+    q_BKRD = q_STND[token_BT].view(B, T, K, -1, D).transpose(1, 2).reshape(B, K, -1, D)
+    k_BKTD, v_BKTD = (x[token_BT].transpose(1, 2).contiguous() for x in (k_STKD, v_SKD))
+    return q_BKRD, k_BKTD, v_BKTD
+
+
+def _lay_slope(
+    out_SKGD: Tensor, slope_SKGD: Tensor, token_BT: Tensor, filled_BT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The output's gradient in blocks, nothing where there is no token, and its product with the output."""
+    slope = slope_SKGD[token_BT].float() * filled_BT[:, :, None, None, None]
+    along = (slope * out_SKGD[token_BT].float()).sum(-1)
+    laid = slope.to(slope_SKGD.dtype).transpose(1, 2).flatten(2, 3)
+    return laid.contiguous(), along.transpose(1, 2).flatten(2, 3).contiguous()
 
 
 def _lay_back(
-    dq_KSGD: Tensor, dk_KSD: Tensor, dv_KSD: Tensor, turns_SR2: Tensor
+    dq_BKRD: Tensor, dk_BKTD: Tensor, dv_BKTD: Tensor, turns_SH2: Tensor, block_S: Tensor, place_S: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients as the projections made their outputs. Turning back is the transpose of turning."""
+    dq_BKTGD = dq_BKRD.unflatten(2, (dk_BKTD.shape[2], -1))
     return (
-        _turn(dq_KSGD.transpose(0, 1).flatten(1, 2), turns_SR2, -1.0),
-        _turn(dk_KSD.transpose(0, 1), turns_SR2, -1.0),
-        dv_KSD.transpose(0, 1).contiguous(),
+        _turn(dq_BKTGD[block_S, :, place_S].flatten(1, 2), turns_SH2, -1.0).to(dq_BKRD.dtype),
+        _turn(dk_BKTD[block_S, :, place_S], turns_SH2, -1.0).to(dq_BKRD.dtype),
+        dv_BKTD[block_S, :, place_S].to(dq_BKRD.dtype),
     )
 
 
-def _divide(out_KSGD: Tensor, total_KSG: Tensor) -> Tensor:
-    """What the softmax left undone, and the heads back beside each other."""
-    out = (out_KSGD.float() / total_KSG.unsqueeze(-1)).to(out_KSGD.dtype)
-    return out.transpose(0, 1).flatten(1, 2).contiguous()
+def _gather(x_BKRD: Tensor, block_S: Tensor, place_S: Tensor) -> Tensor:
+    """Tokens back in their order, heads side by side."""
+    x_BKTGD = x_BKRD.unflatten(2, (BLOCK, x_BKRD.shape[2] // BLOCK))
+    return x_BKTGD[block_S, :, place_S].flatten(1).contiguous()
 
 
-def _marks(heads: int, groups: int, begin: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """Places of a tile's keys, and of the last key that each row sees. As numbers that a compiler can load:
-    from indices it makes slow integer arithmetic."""
-    places = torch.arange(end - begin, dtype=torch.float32)
-    return places, places[first - begin :].repeat_interleave(groups).repeat(heads)
+def _seen(scores_XW: Tensor, last_X: Tensor, places_W: Tensor, scale: float) -> Tensor:
+    """Scores in float32; minus infinity where a query may not look."""
+    return torch.where(places_W <= last_X[:, None], scores_XW.float() * scale, float("-inf"))
 
 
-def _powers(
-    scores_KQT: Tensor, places_T: Tensor, last_KQ: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A softmax that is not divided yet, its sums, and the logarithm of what it would be divided by."""
-    K, Q, _ = scores_KQT.shape
-    wide = scores_KQT.flatten(0, 1).float() * scale
-    wide = torch.where(places_T <= last_KQ[:, None], wide, float("-inf"))
+def _softmax(scores_XW: Tensor, last_X: Tensor, places_W: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """And the logarithm of what it was divided by."""
+    wide = _seen(scores_XW, last_X, places_W, scale)
     top = wide.amax(-1, keepdim=True)
     powers = (wide - top).exp()
     total = powers.sum(-1, keepdim=True)
-    return powers.to(scores_KQT.dtype).view_as(scores_KQT), total.view(K, Q), (top + total.log()).view(K, Q)
+    return (powers / total).to(scores_XW.dtype), (top + total.log()).squeeze(-1)
 
 
 def _slope(
-    scores_KQT: Tensor, dp_KQT: Tensor, norm_KQ: Tensor, places_T: Tensor, last_KQ: Tensor, scale: float
+    scores_XW: Tensor,
+    dp_XW: Tensor,
+    norm_X: Tensor,
+    along_X: Tensor,
+    last_X: Tensor,
+    places_W: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The softmax again, and the gradient of the scores."""
-    wide = scores_KQT.flatten(0, 1).float() * scale
-    p = torch.where(places_T <= last_KQ[:, None], (wide - norm_KQ.flatten()[:, None]).exp(), 0.0)
-    along = p * dp_KQT.flatten(0, 1).float()
-    ds = (along - p * along.sum(-1, keepdim=True)) * scale
-    return p.to(scores_KQT.dtype).view_as(scores_KQT), ds.to(scores_KQT.dtype).view_as(scores_KQT)
+    p = (_seen(scores_XW, last_X, places_W, scale) - norm_X[:, None]).exp()
+    ds = p * (dp_XW.float() - along_X[:, None]) * scale
+    return p.to(scores_XW.dtype), ds.to(scores_XW.dtype)

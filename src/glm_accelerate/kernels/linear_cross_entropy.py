@@ -66,8 +66,8 @@ class _Chunked(torch.autograd.Function):
         (slope,) = grads
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
-            None if grad_hidden is None else grad_hidden * slope.to(grad_hidden.dtype),
-            None if grad_weight is None else (grad_weight * slope).to(ctx.weight_dtype),
+            None if grad_hidden is None else grad_hidden.mul_(slope.to(grad_hidden.dtype)),
+            None if grad_weight is None else grad_weight.mul_(slope).to(ctx.weight_dtype),
             None,
             None,
         )

@@ -3,7 +3,7 @@ in the form that transformers (and so vLLM and SGLang) opens. safetensors only; 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
 def load_model(
     path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Decoder:
-    """A model with the weights of a Hugging Face directory, in `dtype` (default: as in the files)."""
+    """A model with the weights of a Hugging Face directory, in `dtype` (default: as in the files).
+
+    On the device `meta` it is checked against its files and has no weights; `part_reader` reads them later.
+    """
     directory = locate(str(path))
     family, sizes, config = read_config(directory)
     with torch.device("meta"):
@@ -68,6 +71,20 @@ def load_model(
     if sizes.tied:
         model.head.weight = model.embed
     return model
+
+
+def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]], Tensor]:
+    """Reads part of one of the model's tensors from its files, by offset and shape, and nothing else."""
+    family = FAMILIES[model.origin.family]
+    files = {name: file for file, name, _ in _tensors(Path(model.origin.path))}
+
+    def read(ours: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        name = family.theirs(ours)
+        region = tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
+        with safe_open(str(files[name]), framework="pt") as opened:
+            return opened.get_slice(name)[region]
+
+    return read
 
 
 def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:

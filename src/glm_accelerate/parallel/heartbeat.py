@@ -5,6 +5,7 @@ long as that may take. One file a rank in a directory of the launcher's: no netw
 """
 
 import json
+import multiprocessing
 import os
 import threading
 import time
@@ -34,28 +35,38 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
     if folder is None:
         yield
         return
-    if (folder / STOP).exists():
-        raise KeyboardInterrupt  # the signal came before there was anyone to hear it
     file = _file(folder, rank)
     ended = threading.Event()
 
-    def beat() -> None:
-        while True:
-            sign = {"process": os.getpid(), "step": doing.step, "phase": doing.phase, "at": time.monotonic()}
-            fresh = file.with_suffix(".new")
-            fresh.write_text(json.dumps(sign), encoding="utf-8")
-            fresh.replace(file)
-            if ended.wait(INTERVAL):
-                return
+    def sign() -> None:
+        said = {"process": os.getpid(), "step": doing.step, "phase": doing.phase, "at": time.monotonic()}
+        fresh = file.with_suffix(".new")
+        fresh.write_text(json.dumps(said), encoding="utf-8")
+        fresh.replace(file)
 
+    def beat() -> None:
+        while not ended.wait(INTERVAL):
+            sign()
+            if doing.step == 0 and orphaned():
+                os._exit(1)  # there is nothing to save, and a process that meets its peers hears no signal
+
+    sign()
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
+        if (folder / STOP).exists():  # looked at after the first sign: one of the two has reached the other
+            raise KeyboardInterrupt
         yield
     finally:
         ended.set()
         thread.join()
         file.unlink(missing_ok=True)  # gone on purpose is not silent
+
+
+def orphaned() -> bool:
+    """Whether the launcher that started this process is gone."""
+    launcher = multiprocessing.parent_process()
+    return launcher is not None and not launcher.is_alive()
 
 
 @dataclass(frozen=True, slots=True)

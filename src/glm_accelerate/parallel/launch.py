@@ -57,6 +57,7 @@ def _until_it_answers(job: "_Job", progress: Callable[[], int]) -> int:
         if code is not None:
             return code
         if job.stopping:
+            _say("stopped at once; run the same command again to go on")
             return STOPPED
         failures = 0 if progress() > reached else failures + 1
         if failures == ATTEMPTS:
@@ -100,6 +101,8 @@ class _Job:
         return ended[0]
 
     def _run(self) -> int | None:
+        # The ranks inherit it from this thread: they hear Ctrl-C when they are ready to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -115,7 +118,8 @@ class _Job:
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
             how = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
-            _say(f"rank {rank} (process {first.pid}) ended by {how}")
+            if not self.stopping:
+                _say(f"rank {rank} (process {first.pid}) ended by {how}")
             return None
         return max(answers.values())
 

@@ -4,10 +4,10 @@ replicas x shards: every shard group holds one copy of the state, replicas hold 
 Gradients are summed, never averaged: the loss is already divided by the step's targets over all ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -15,6 +15,9 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+
+from glm_accelerate.parallel.part import as_part, part_of
+from glm_accelerate.parallel.ranks import Ranks
 
 # Layers cast for themselves, so weights are gathered as they are kept: the same numbers at any N.
 AS_KEPT = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -36,6 +39,30 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], entries: Sequence[str],
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales
     for entry in entries:
         register_fsdp_forward_method(model, entry)
+
+
+def fill(
+    model: nn.Module,
+    read: Callable[[str, Sequence[int], Sequence[int]], Tensor],
+    device: torch.device,
+    ranks: Ranks,
+) -> None:
+    """Give a model that was divided on the device `meta` its weights: each rank reads its own part alone.
+
+    FSDP takes up new parameters when the model first runs.
+    """
+    made: dict[Tensor, nn.Parameter] = {}  # one that has two names stays one
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if not parameter.is_meta:
+            continue
+        if parameter not in made:
+            part = part_of(parameter, ranks)
+            local = torch.empty(part.local.shape, dtype=parameter.dtype, device=device)
+            if local.numel():
+                local.copy_(read(name, part.offset, local.shape))
+            made[parameter] = nn.Parameter(as_part(local, parameter), parameter.requires_grad)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, made[parameter])
 
 
 def free(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import is_adapter, load_adapter
 from glm_accelerate.models.compiled import compile_operators
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.linear import keep_casts
 from glm_accelerate.models.locate import locate
-from glm_accelerate.models.weights import read_config
+from glm_accelerate.models.weights import part_reader, read_config
 from glm_accelerate.observe.events import EventLog, Events, Observer, last_attempt, read_past
 from glm_accelerate.observe.sinks import open_sinks
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.parallel.ranks import ALONE, Ranks
-from glm_accelerate.parallel.shard import free, make_mesh, shard
+from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import Ground, order_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
@@ -41,7 +42,14 @@ from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_parts, require
 from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.env import launched
-from glm_accelerate.train.directory import Choice, choose_start, give_up_after, keep_config, read_first
+from glm_accelerate.train.directory import (
+    Choice,
+    choose_start,
+    give_up_after,
+    keep_config,
+    make_ready,
+    read_first,
+)
 from glm_accelerate.train.fingerprints import fingerprints
 from glm_accelerate.train.lock import only_trainer
 from glm_accelerate.train.loop import Run
@@ -95,7 +103,13 @@ def built(
     ranks: Ranks = ALONE,
 ) -> Generator[Built, None, None]:
     """Everything from the files of a config to the first step; held until the run ends."""
-    with only_trainer(directory) if ranks.first else nullcontext():
+    with ExitStack() as held:
+
+        def take() -> None:
+            make_ready(directory)
+            held.enter_context(only_trainer(directory))
+
+        ranks.decide(take)
         settled = _settle(config, directory, start, ranks, on_read)
         ranks.doing.phase = "loading the model"
         model = _model(settled)
@@ -204,22 +218,27 @@ def _begun_on(directory: Path) -> Path | None:
 
 
 def _model(settled: _Settled) -> Decoder:
-    """On its device and divided as planned. Before it is divided, it is read on the CPU."""
+    """On its device and divided as planned. A rank reads its own part alone, unless it has to merge first."""
     config, plan, start = settled.config, settled.plan, settled.start
-    divided = plan.shards > 1
-    device = torch.device("cpu") if divided else pick_device()
+    device, divided = pick_device(), plan.shards > 1
+    merges = _begun_on(settled.directory) is not None
+    first = device if not divided else torch.device("cpu" if merges else "meta")
     dtype: torch.dtype = getattr(torch, plan.dtype)
-    model = load_base(settled.directory, settled.model_dir, dtype=dtype, device=device)
+    model = load_base(settled.directory, settled.model_dir, dtype=dtype, device=first)
     model.compute = getattr(torch, plan.compute)
     model.recompute = plan.recompute
     adapt(model, config.adapt, config.train.seed)
     if not settled.choice.paths and start.init_from is not None and is_adapter(start.init_from):
         load_adapter(model, start.init_from)
-    if plan.compile:
-        compile_operators(model)
+    if model.embed.device.type == "cpu" and not divided:  # elsewhere memory that was freed is as good as kept
+        keep_casts(model.layers, getattr(torch, plan.compute))
     if divided:
-        mesh = make_mesh(pick_device(), settled.ranks.count, plan.shards)
+        mesh = make_mesh(device, settled.ranks.count, plan.shards)
         shard(model, list(model.layers), ["hidden"], mesh)
+        if first.type == "meta":
+            fill(model, part_reader(model), device, settled.ranks)
+    if plan.compile:
+        compile_operators(model)  # it asks on which device the model is
     return model
 
 
@@ -256,8 +275,7 @@ def _go_on(settled: _Settled, model: Decoder, optimizer: Optimizer) -> tuple[Pro
     if found is None:
         return None, warnings
     progress, said = found
-    if ranks.first:
-        give_up_after(settled.directory, progress.position)
+    ranks.decide(lambda: give_up_after(settled.directory, progress.position))
     return progress, [*warnings, *said]
 
 

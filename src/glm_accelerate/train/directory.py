@@ -1,11 +1,12 @@
 """The run directory: its config, which may not change unnoticed, and where a start begins."""
 
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from glm_accelerate.checkpoint.find import candidates, published
+from glm_accelerate.checkpoint.find import candidates, is_directory, published
 from glm_accelerate.checkpoint.foreign import is_foreign
 from glm_accelerate.checkpoint.format import FOLDER, Damaged, step_of
 from glm_accelerate.checkpoint.publish import sweep, write_text
@@ -16,6 +17,8 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.mismatch import accepted_as
 
 Read = TypeVar("Read")
+
+OWN_FILES = ("lock", "run_id", "config.yaml", "plan.json", "events.jsonl", "evals.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,21 @@ class Choice:
     warnings: tuple[str, ...] = ()
     explicit: bool = False  # named by the user: nothing else will do
     foreign: bool = False  # a stock checkpoint
+
+
+def make_ready(run: Path) -> None:
+    """The directory, its checkpoints and its files can be written: better found out now than after hours."""
+    folder = place = run / FOLDER
+    try:
+        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        for place in (folder, run):
+            tempfile.TemporaryFile(dir=place).close()
+        for place in (path for name in OWN_FILES if (path := run / name).exists()):
+            place.open("r+b").close()
+    except OSError as error:
+        cure = "make it writable, or name another directory with --run"
+        raise UserError(f"no run can be kept here: {error.strerror}", where=place, cure=cure) from error
 
 
 def keep_config(run: Path, config: RunConfig, accept: Collection[str]) -> None:
@@ -109,7 +127,11 @@ def give_up_after(run: Path, step: int) -> list[int]:
     It lists the directory, so that a start from an explicit path leaves it for the first save.
     """
     sweep(run / FOLDER)
-    return abandon_after(run, step)
+    try:
+        return abandon_after(run, step)
+    except OSError as error:
+        said = f"a checkpoint later than step {step} cannot be moved aside: {error.strerror}"
+        raise UserError(said, where=error.filename) from error
 
 
 def _newest(run: Path) -> Choice:
@@ -134,7 +156,7 @@ def _of_step(run: Path, step: str) -> Choice:
 
 def _at(path: Path) -> Choice:
     """Nothing beside the path is looked at."""
-    if not path.is_dir():
+    if not is_directory(path):
         raise UserError("no such checkpoint", where=path, cure="--resume auto, never, a step or a directory")
     return Choice((path,), explicit=True, foreign=is_foreign(path))
 

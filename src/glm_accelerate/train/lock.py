@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from glm_accelerate.runtime.errors import UserError
@@ -24,8 +25,10 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
                 where=run,
                 cure="wait for it, or name another directory with --run",
             ) from error
+        now = datetime.now(UTC)
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {now:%Y-%m-%d %H:%M:%S} UTC,"
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        os.pwrite(descriptor, holder.encode(), 0)
         yield
     finally:
         os.close(descriptor)

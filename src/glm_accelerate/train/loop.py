@@ -60,8 +60,12 @@ def loop(run: Run, stop: StopRequest) -> str:
             ranks=ranks,
         )
         seconds = time.perf_counter() - began
-        progress.record(step, outcome.applied)
+        usual = progress.level.usual
+        progress.record(step, outcome.applied, outcome.loss)
         run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds))
+        if progress.level.jumped == step.number:
+            said = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
+            run.events.emit("warning", {"said": f"{said}: checkpoints are suspect until it is back"})
         run.saver.heed()
         last = step.number == plan.steps
         failing = progress.bad_in_a_row >= run.config.train.max_bad_steps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
-from glm_accelerate.parallel.ranks import joined
+from glm_accelerate.parallel.ranks import joined, peer_ended
 from glm_accelerate.train.build import Built, Start, built
 from glm_accelerate.train.loop import loop
 from glm_accelerate.train.stop import StopRequest
@@ -45,23 +45,22 @@ def train(
     `on_read` hears of data being prepared, `on_built` of the plan and the proofs before the first step.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     began = time.perf_counter()
     with joined() as ranks, built(config, directory, start, observers, on_read, ranks) as ready:
         if on_built is not None and ranks.first:
             on_built(ready)
         run = ready.run
         run.events.emit("start" if ready.resumed is None else "resume", _start_fields(ready))
-        try:
-            with StopRequest(stop_after) as stop:
-                if ready.resumed is None and run.evaluate is not None:
-                    run.evaluate()
+        if ready.resumed is None and run.evaluate is not None:
+            run.evaluate()
+        with StopRequest(stop_after) as stop:
+            try:
                 reason = loop(run, stop)
-        except BaseException:
-            run.saver.abandon()
-            raise
-        run.saver.finish()
-        run.events.emit("stop", {"reason": reason, "step": run.progress.position})
+            except BaseException as error:
+                run.saver.abandon(rank_ended=isinstance(error, RuntimeError) and peer_ended(error))
+                raise
+            run.saver.finish()
+            run.events.emit("stop", {"reason": reason, "step": run.progress.position})
         seconds = time.perf_counter() - began
         return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))
 

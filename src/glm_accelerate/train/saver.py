@@ -21,6 +21,7 @@ from glm_accelerate.train.state import Pieces, Progress
 
 PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
 MOMENT = 30.0  # ... and that an error does
+AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class Saver:
             return
         self._last = time.perf_counter()
         facts = {**self.facts, "loss": self.progress.losses.get(step)}
+        if self.progress.level.jumped is not None:
+            facts["suspect"] = self.progress.level.jumped
         state = self.progress.to_json()
         save = Save(step, self.attempt, self.hold(), state, self.fingerprints, facts)
         self.checkpointer.save(save, wait=final)
@@ -99,9 +102,9 @@ class Saver:
             self._ready = True
             self._make_ready()
 
-    def abandon(self) -> None:
+    def abandon(self, *, rank_ended: bool) -> None:
         """The run ends by an error: what is being written gets a moment, and nothing hides the error."""
-        for outcome in self.checkpointer.close(MOMENT):
+        for outcome in self.checkpointer.close(AFTER_A_RANK if rank_ended else MOMENT):
             self._tell(outcome)
 
     def finish(self) -> None:
@@ -150,7 +153,13 @@ class Saver:
                 "total_seconds": outcome.total_seconds,
             },
         )
-        tidied = tidy(self.run, _keep(self.section), run_id=self.run_id, losses=self.progress.losses)
+        tidied = tidy(
+            self.run,
+            keep_of(self.section),
+            run_id=self.run_id,
+            losses=self.progress.losses,
+            jumped=self.progress.level.jumped,
+        )
         for step, reason in tidied.failed.items():
             self.events.emit(
                 "warning", {"said": f"the checkpoint of step {step} could not be deleted: {reason}"}
@@ -164,7 +173,8 @@ def _policy(section: CheckpointSection) -> Policy:
     return Adaptive(None if declared == "auto" else declared, section.overhead, section.longest_loss)
 
 
-def _keep(section: CheckpointSection) -> Keep:
+def keep_of(section: CheckpointSection) -> Keep:
+    """What the config says of keeping."""
     return Keep(
         section.keep_last, section.keep_best, section.keep_every_steps, section.keep_every_hours, section.thin
     )

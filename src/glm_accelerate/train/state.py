@@ -19,6 +19,7 @@ from glm_accelerate.optim.build import load_optimizer_state, optimizer_state
 from glm_accelerate.parallel.part import as_part, local_of, part_of
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.spike import Level, follow
 
 Pieces = dict[str, dict[str, Piece]]
 
@@ -33,14 +34,17 @@ class Progress:
     bad: int = 0  # all of them
     tokens: int = 0  # unpadded, over the whole run
     losses: dict[int, float] = field(default_factory=dict)  # held-out loss by step
+    level: Level = field(default_factory=Level)  # of the training loss
 
-    def record(self, step: Step, applied: bool) -> None:
+    def record(self, step: Step, applied: bool, loss: float) -> None:
         """A step is over. One that was not applied uses up its samples but does not advance the schedule."""
         self.position = step.number
         self.tokens += step.tokens
         self.applied += applied
         self.bad += not applied
         self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
+        if applied:
+            self.level = follow(self.level, step.number, loss)
 
     def to_json(self) -> dict[str, Any]:
         """For state.json."""
@@ -50,8 +54,9 @@ class Progress:
     def from_json(said: dict[str, Any]) -> "Progress":
         """What `to_json` gave."""
         losses = {int(step): loss for step, loss in said["losses"].items()}
-        rest = {key: int(value) for key, value in said.items() if key != "losses"}
-        return Progress(**rest, losses=losses)
+        level = Level(**said.get("level", {}))  # not in the first checkpoints
+        rest = {key: int(value) for key, value in said.items() if key not in ("losses", "level")}
+        return Progress(**rest, losses=losses, level=level)
 
 
 class Source(Protocol):
@@ -81,9 +86,11 @@ class Held:
         self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> Tensor:
         found = self.groups[group][name]
-        if offset is None or shape is None:
-            return found
-        return found[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+        if offset is not None and shape is not None:
+            found = found[
+                tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+            ]
+        return found.clone()  # an optimizer goes on with what it is given
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

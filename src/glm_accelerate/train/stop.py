@@ -1,8 +1,50 @@
-"""Stopping on Ctrl-C and SIGTERM: the step in hand ends, everything is saved, the process exits with 75."""
+"""Stopping on Ctrl-C and SIGTERM. While training, the step in hand ends and everything is saved; before,
+there is nothing to save and the end comes at once. Either way the process exits with 75.
+"""
 
+import atexit
+import os
 import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+STOPPED = 75  # the exit code
+MOMENT = 5.0  # seconds for a process that ends at once
+STOPPED_AT_ONCE = "stopped at once; run the same command again to go on"
+
+
+@contextmanager
+def stopping_at_once() -> Generator[None, None, None]:
+    """While entered, both signals raise KeyboardInterrupt. Where that is lost (in a callback of Python's own)
+    or something waits for a thread (as a download does), the process ends a moment later all the same.
+    """
+    asked = threading.Event()
+
+    def leave() -> None:
+        os.write(2, f"{STOPPED_AT_ONCE}\n".encode())
+        os._exit(STOPPED)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(MOMENT, leave)
+        timer.daemon = True
+        timer.start()
+        asked.set()
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except Exception as error:
+        if asked.is_set():  # functions written in C make other errors of it
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+            atexit.register(signal.signal, number, signal.SIG_IGN)  # all is done: the answer is to get out
 
 
 class StopRequest:

@@ -1,5 +1,6 @@
 """Saves behind the training: what is written is what was given, and a bad day of the writer is told."""
 
+import contextlib
 import os
 import random
 import resource
@@ -57,11 +58,12 @@ def writers() -> list[int]:
 
 
 def words_of(process: str) -> bytes:
-    """Its command line; nothing where it has just ended."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    """Its command line, which one that was just made gets in a moment; nothing where it has just ended."""
+    words = b""
+    while not words and alive(int(process)):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{process}/cmdline").read_bytes()
+    return words
 
 
 def content(path: Path) -> dict[str, bytes]:

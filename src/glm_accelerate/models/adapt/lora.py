@@ -37,7 +37,7 @@ class LoraLinear(Linear):
         self.weight, self.bias = around.weight, around.bias
         bound = 1 / math.sqrt(around.inputs)  # what kaiming_uniform(a=sqrt(5)) comes to
         A = torch.empty(settings.rank, around.inputs).uniform_(-bound, bound, generator=generator)
-        device = around.weight.device
+        device = "cpu" if around.weight.is_meta else around.weight.device  # its weights may come later
         self.lora_A = nn.Parameter(A.to(device))
         self.lora_B = nn.Parameter(torch.zeros(around.outputs, settings.rank, device=device))
         self.scale, self.share = settings.scale, settings.dropout

@@ -22,7 +22,7 @@ class Prefix(nn.Module):
         self.shape = (tokens, sizes.layers, 2, sizes.kv_heads, sizes.head_width)
         width = sizes.layers * 2 * sizes.kv_heads * sizes.head_width
         weight = torch.empty(tokens, width).normal_(generator=generator)
-        self.weight = nn.Parameter(weight.to(model.embed.device))
+        self.weight = nn.Parameter(weight if model.embed.is_meta else weight.to(model.embed.device))
         self.share = share
 
     def forward(self) -> list[tuple[Tensor, Tensor]]:

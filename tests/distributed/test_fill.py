@@ -1,0 +1,53 @@
+"""A divided model's weights, read in parts: the same to the last bit as the whole model, divided."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.layout import Layout
+from glm_accelerate.models.weights import load_model, part_reader
+from glm_accelerate.parallel.part import whole
+from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.shard import fill, make_mesh, shard
+
+RANKS = 3  # by which 131 rows, 60 and 2 do not divide
+CPU = torch.device("cpu")
+
+
+def prepared(directory: Path, device: str) -> Decoder:
+    model = load_model(directory, dtype=torch.float32, device=device)
+    add_lora(model, LoraSettings(rank=2), seed=3)
+    return model
+
+
+def compare(rank: int, directory: Path, meeting: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    model, plain = prepared(directory, "meta"), prepared(directory, "cpu")
+    shard(model, list(model.layers), ["hidden"], make_mesh(CPU, RANKS, RANKS))
+    fill(model, part_reader(model), CPU, Ranks(rank, RANKS))
+    theirs = dict(plain.named_parameters())
+    assert theirs.keys() == dict(model.named_parameters()).keys()
+    for turn in range(2):  # before FSDP has taken them up, and after
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad == theirs[name].requires_grad
+            assert torch.equal(whole(parameter.detach()), theirs[name]), (turn, name)
+        tokens = torch.arange(10).view(1, 10)
+        layout = Layout.of_documents([(10,)], CPU)
+        assert torch.equal(model.hidden(tokens, layout), plain.hidden(tokens, layout))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "tied"), [("glm4", False), ("glm4", True), ("chatglm", False)])
+def test_parts_are_what_the_whole_divides_into(
+    family: str, tied: bool, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    changes = {"tie_word_embeddings": tied} if family == "glm4" else {}
+    directory = make_model(family, **changes)
+    mp.spawn(compare, args=(directory, tmp_path / "meeting"), nprocs=RANKS)

@@ -1,0 +1,116 @@
+"""Every item of a run's resume state counts: left out in turn, each makes a resumed run differ from one that
+was never interrupted. The window is a hard one: the second epoch, in which a third begins, gradients that are
+not finite before and after the cut, a jump of the loss, evaluations; every step's checkpoint is compared.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from glm_accelerate.checkpoint.audit import compare
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train import step as step_module
+from glm_accelerate.train.run import train
+from glm_accelerate.train.state import Progress
+
+Said = dict[str, Any]
+Item = tuple[str, ...]  # of an item: weights, a moment's name, or keys into state.json
+LAST, CUT = 14, 8  # 22 samples in steps of 4: the epochs begin with steps 1, 7 and 12
+JUMP, BAD = 5, (7, 8, 9)
+
+
+@pytest.fixture
+def config(tiny_run: Said, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """The tiny run with dropout, saving each step; at some steps what training computes is spoilt."""
+    real = step_module.forward_backward
+
+    def spoilt(model: Any, step: Any, device: Any, **words: Any) -> Tensor:
+        loss = real(model, step, device, **words)
+        if step.number in BAD:
+            next(one.grad for one in model.parameters() if one.grad is not None).fill_(float("inf"))
+        return loss * 100 if step.number == JUMP else loss
+
+    monkeypatch.setattr(step_module, "forward_backward", spoilt)
+    sections = {
+        "train": {"steps": LAST, "step_samples": 4, "max_bad_steps": 5},
+        "evaluate": {"every": 3, "metrics": ["loss"]},
+        "checkpoint": {"every": 1, "wait": True, "keep_last": LAST},
+    }
+    return RunConfig.model_validate({**tiny_run, **sections})
+
+
+def at(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"checkpoint-{step}"
+
+
+def items(reader: Reader) -> Iterator[Item]:
+    """All that the checkpoint holds: found in it, so that nothing new is forgotten here."""
+    yield (WEIGHTS,)
+    for moment in sorted({name.partition("::")[2] for name in reader.names(OPTIMIZER)}):
+        yield (OPTIMIZER, moment)
+    fresh = Progress().to_json()
+    for key, value in reader.state().items():
+        assert value != fresh[key], f"{key} is as at the start: this window shows nothing of it"
+        parts = isinstance(value, dict) and value.keys() == fresh[key].keys()
+        for part in value if parts else ("",):
+            assert not parts or value[part] != fresh[key][part], f"{key}.{part} is as at the start"
+            yield (key, part) if parts else (key,)
+
+
+def leave_out(run: Path, item: Item) -> None:
+    """The checkpoint as if the item had been forgotten: zeros for tensors, values as at the start."""
+    reader = Reader(at(run, CUT))
+    groups = {group: reader.group(group) for group in (WEIGHTS, OPTIMIZER)}
+    state, manifest, fresh = reader.state(), reader.manifest, Progress().to_json()
+    if item[0] in groups:
+        for name, tensor in groups[item[0]].items():
+            if item in ((WEIGHTS,), (OPTIMIZER, name.partition("::")[2])):
+                tensor.zero_()
+    elif len(item) == 2:
+        state[item[0]][item[1]] = fresh[item[0]][item[1]]
+    else:
+        state[item[0]] = fresh[item[0]]
+    shutil.rmtree(at(run, CUT))
+    pieces = {group: {name: Piece.whole(t) for name, t in one.items()} for group, one in groups.items()}
+    checkpointer = Checkpointer(run, run_id=manifest.run)
+    checkpointer.save(
+        Save(CUT, manifest.attempt, pieces, state, manifest.fingerprints, manifest.facts), wait=True
+    )
+    assert [outcome.error for outcome in checkpointer.close(1.0)] == [None]
+
+
+def first_difference(whole: Path, other: Path) -> int | None:
+    """The first step after the cut whose checkpoints differ, or one of which is not there."""
+    for step in range(CUT + 1, LAST + 1):
+        if not at(other, step).is_dir() or list(compare(at(whole, step), at(other, step))):
+            return step
+    return None
+
+
+def test_every_item_left_out_is_noticed(config: RunConfig, tmp_path: Path) -> None:
+    whole, cut, again = (tmp_path / name for name in ("whole", "cut", "again"))
+    assert train(config, whole).done
+    assert not train(config, cut, stop_after=CUT).done
+    noticed: dict[str, int | None] = {}
+    for item in [(), *items(Reader(at(cut, CUT)))]:
+        shutil.rmtree(again, ignore_errors=True)
+        shutil.copytree(cut, again, symlinks=True)
+        if item:
+            leave_out(again, item)
+        try:
+            train(config, again)
+        except UserError:
+            noticed[".".join(item)] = CUT
+            continue
+        noticed[".".join(item)] = first_difference(whole, again)
+    assert noticed.pop("") is None, "nothing was left out"
+    assert None not in noticed.values(), noticed
+    assert len(noticed) >= 10
