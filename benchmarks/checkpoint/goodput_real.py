@@ -50,8 +50,10 @@ exponential times of the wall clock, restarts included, started again at once, c
 - **goodput**: seconds of the steps that stand at the end, without their saves, / wall seconds: the mean,
   and of each schedule. All rules meet the same.
 - **simulated**: the same schedules through the simulation's formula (`goodput.py`), a life being shorter by
-  one restart, with what this rule's runs measured: step, save and restart (medians). **expected**: the mean
-  and the standard deviation of the simulation over many schedules.
+  one restart, with what that very run measured: step, save and restart (medians). **expected**: the mean
+  and the standard deviation over many schedules, at the medians of all runs of the rule, shown beside it.
+- Not simulated: steps and restarts slower than the median (others use the machine too), and a save soon after
+  each start, until one is measured. With few saves a run, chance decides what a failure costs.
 - `auto`: `checkpoint.every=auto`, told the mean time between failures. Without that, a guess of a day counts
   as a tenth of a failure, which so short a run cannot outweigh.
 """
@@ -209,13 +211,18 @@ def measure(between: float, wall: float, schedules: int, work: Path) -> list[Row
         for rule in rules(between):
             runs[rule.name].append(run(rule, config, work / f"{rule.name} {number}", one))
             print(f"{rule.name}, schedule {number}: {runs[rule.name][-1].goodput:.1%}", flush=True)
-    rows: list[Row] = []
-    for rule in rules(between):
-        cost = costs(runs[rule.name])
-        expected = [simulate(rule, cost, one) for one in many]
-        simulated = [simulate(rule, cost, one) for one in lives]
-        rows.append(Row(rule.name, runs[rule.name], cost, simulated, mean(expected), stdev(expected)))
-    return rows
+    return [judged(rule, runs[rule.name], lives, many) for rule in rules(between)]
+
+
+def judged(rule: Rule, runs: list[Run], lives: Sequence[list[float]], many: Sequence[list[float]]) -> Row:
+    """Beside what the simulation says of the same schedules, each at its own run's costs, and of many."""
+    simulated = [
+        simulate(rule, costs([one] if one.steps else runs), life)
+        for one, life in zip(runs, lives, strict=True)
+    ]
+    cost = costs(runs)
+    expected = [simulate(rule, cost, one) for one in many]
+    return Row(rule.name, runs, cost, simulated, mean(expected), stdev(expected))
 
 
 def markdown(source: Origin, between: float, wall: float, lives: Sequence[int], rows: Sequence[Row]) -> str:
@@ -229,7 +236,8 @@ def markdown(source: Origin, between: float, wall: float, lives: Sequence[int], 
         f"- `{source.command}`",
         f"- commit {source.commit}",
         "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        f"- a failure every {between:g} s; {len(lives)} schedules of {wall:g} s with {failures} failures",
+        f"- a failure every {between:g} s; {len(lives)} schedules of {wall:g} s with {failures} failures "
+        f"({len(lives) * wall / between:g} expected in all)",
         "",
         ABOUT,
         "| rule | goodput | simulated | expected | step | save | restart | saves a run | steps at the end |",

@@ -142,6 +142,30 @@ def test_signals_save_and_exit_75(number: signal.Signals, command: list[str], tm
     assert found.name == f"checkpoint-{max(steps(tmp_path / 'run'))}"
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_an_explicit_start_reads_no_directory_of_checkpoints(
+    command: list[str], tiny_run: Said, tmp_path: Path
+) -> None:
+    """The kernel says so of the whole command, until it trains; its first save ends the branch after it."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    go(tiny_run, run, stop_after=4)
+    named = run / "checkpoints" / "checkpoint-4"
+    go(tiny_run, run, stop_after=8)
+    paths = ["-P", str(named.parent), "-P", str(run / "events.jsonl")]
+    traced = ["strace", "-f", "-y", "-s", "200", "-e", "trace=getdents64,write", *paths, "-o", str(log)]
+    words = [*traced, *command, "--resume", str(named)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("strace may not trace here")
+    assert done.returncode == 0, done.stderr
+    before, training, after = log.read_text().partition('\\"kind\\": \\"step\\"')
+    assert "resume" in before
+    assert training
+    assert "getdents64" not in before
+    assert "getdents64" in after  # the trace sees it
+    assert (run / "abandoned" / "checkpoint-8").is_dir()
+
+
 def test_only_one_trainer_a_directory(tiny_run: Said, command: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*command, "train.steps=100000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -275,7 +275,8 @@ def _go_on(settled: _Settled, model: Decoder, optimizer: Optimizer) -> tuple[Pro
     if found is None:
         return None, warnings
     progress, said = found
-    ranks.decide(lambda: give_up_after(settled.directory, progress.position))
+    if not choice.explicit:  # else the first save does it: until then no directory is read
+        ranks.decide(lambda: give_up_after(settled.directory, progress.position))
     return progress, [*warnings, *said]
 
 
@@ -302,6 +303,7 @@ def _run(settled: _Settled, model: Decoder, optimizer: Optimizer, progress: Prog
         attempt=settled.attempt,
         run_id=settled.run_id,
         progress=progress,
+        branch=progress.position if settled.choice.explicit else None,
         hold=lambda: moved(model, optimizer, ranks),
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method, "job": job},

@@ -17,6 +17,7 @@ from glm_accelerate.observe.events import Events, Past
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.directory import give_up_after
 from glm_accelerate.train.state import Pieces, Progress
 
 PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
@@ -38,6 +39,7 @@ class Saver:
     run_id: str
     past: Past  # earlier attempts of this run
     progress: Progress
+    branch: int | None  # later checkpoints than this step's give way to the first one of this start
     hold: Callable[[], Pieces]
     fingerprints: Mapping[str, str]
     facts: Mapping[str, Any]
@@ -86,6 +88,9 @@ class Saver:
             said = f"no checkpoint at step {step}: the one before is still being written"
             self.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
             return
+        if (step_of_start := self.branch) is not None:
+            self.ranks.decide(lambda: give_up_after(self.run, step_of_start))
+            self.branch = None
         self._last = time.perf_counter()
         facts = {**self.facts, "loss": self.progress.losses.get(step)}
         if self.progress.level.jumped is not None:
