@@ -27,7 +27,6 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import is_adapter, load_adapter
 from glm_accelerate.models.compiled import compile_operators
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.linear import keep_casts
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import part_reader, read_config
 from glm_accelerate.observe.events import EventLog, Events, Observer, last_attempt, read_past
@@ -230,8 +229,6 @@ def _model(settled: _Settled) -> Decoder:
     adapt(model, config.adapt, config.train.seed)
     if not settled.choice.paths and start.init_from is not None and is_adapter(start.init_from):
         load_adapter(model, start.init_from)
-    if model.embed.device.type == "cpu" and not divided:  # elsewhere memory that was freed is as good as kept
-        keep_casts(model.layers, getattr(torch, plan.compute))
     if divided:
         mesh = make_mesh(device, settled.ranks.count, plan.shards)
         shard(model, list(model.layers), ["hidden"], mesh)

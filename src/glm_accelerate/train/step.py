@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from glm_accelerate.data.types import IGNORED, Batch, Step
@@ -80,6 +79,5 @@ def update(
     if applied:
         set_rate(optimizer, learning_rate)
         optimizer.step()
-        increment_version(trained)  # fused, it does not say so itself, and copies would be thought fresh
     optimizer.zero_grad(set_to_none=True)
     return Outcome(total, norm, applied)

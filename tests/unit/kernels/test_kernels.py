@@ -12,7 +12,6 @@ from glm_accelerate.kernels.attention import attend_cache, attention, attention_
 from glm_accelerate.kernels.dropout import keep_mask
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from glm_accelerate.kernels.lora import lora_linear, lora_linear_reference
-from glm_accelerate.kernels.master_linear import Kept, master_linear
 from glm_accelerate.kernels.rms_norm import rms_norm, rms_norm_reference
 from glm_accelerate.kernels.rope import rope, rope_reference, rope_table
 from glm_accelerate.kernels.swiglu import swiglu, swiglu_reference
@@ -229,33 +228,3 @@ def test_keep_mask(share: float, dtype: torch.dtype) -> None:
     assert set(mask.unique().tolist()) == {0.0, 1.0}
     assert mask.double().mean().item() == pytest.approx(1 - share, abs=0.005)
     assert abs(torch.corrcoef(mask[:, :2].T.double())[0, 1].item()) < 0.1
-
-
-def test_master_linear_is_a_cast_and_a_linear_layer() -> None:
-    """Over two steps of two passes each: gradients add up in a step, and a changed weight is read again."""
-    x, slope = normal(2, 7, 12, dtype=torch.bfloat16), normal(2, 7, 9, seed=3, dtype=torch.bfloat16)
-
-    def steps(linear: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
-        weight = normal(9, 12, seed=1, dtype=torch.float32).requires_grad_(True)
-        bias = normal(9, seed=2, dtype=torch.float32).requires_grad_(True)
-        found: list[Tensor] = []
-        for _ in range(2):
-            for turn in (1.0, -0.5):
-                seen = (x * turn).requires_grad_(True)
-                out = linear(seen, weight, bias.bfloat16())
-                out.backward(slope)
-                assert seen.grad is not None
-                found += [out.detach(), seen.grad]
-            assert weight.grad is not None
-            assert bias.grad is not None
-            found += [weight.grad.clone(), bias.grad]
-            with torch.no_grad():
-                weight -= 0.1 * weight.grad
-            weight.grad = bias.grad = None
-        return found
-
-    kept = Kept.of(torch.empty(9, 12), torch.bfloat16)
-    mine = steps(lambda x, w, b: master_linear(x, w, b, kept))
-    plain = steps(lambda x, w, b: torch.nn.functional.linear(x, w.bfloat16(), b))
-    for value, other in zip(mine, plain, strict=True):
-        assert torch.equal(value, other)
