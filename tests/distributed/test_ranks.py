@@ -209,6 +209,22 @@ def test_signals_end_all_ranks_with_everything_saved(
     assert published(run)[0].name == f"checkpoint-{steps_done(run)}"
 
 
+@pytest.mark.parametrize("when", ["starting", "training"])
+def test_ranks_end_with_their_launcher(when: str, config: Path, tmp_path: Path) -> None:
+    """Killed, it can tell nobody; ranks that stayed would hold their memory for ever."""
+    run = tmp_path / "run"
+    line = command(config, run, 2, "train.steps=100000")
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        while len(ranks := processes(job.pid)) < 2 or (when == "training" and steps_done(run) < 3):
+            assert job.poll() is None
+            time.sleep(0.02)
+        job.kill()
+    while any(alive(process) for process in ranks.values()):  # the suite's time limit is the test
+        time.sleep(0.05)
+    if when == "training":
+        assert published(run)[0].name == f"checkpoint-{steps_done(run)}"
+
+
 def test_a_mistake_is_said_once(config: Path, tmp_path: Path) -> None:
     answer = subprocess.run(
         command(config, tmp_path / "run", 2, f"data.train={tmp_path}/nowhere.jsonl"),
@@ -255,6 +271,13 @@ def steps_done(run: Path) -> int:
         return 0
     found = re.findall(r'"kind": "step".*?"step": (\d+)', path.read_text(errors="replace"))
     return int(found[-1]) if found else 0
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def processes(launcher: int) -> dict[int, int]:
