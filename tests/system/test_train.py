@@ -16,11 +16,13 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from glm_accelerate.checkpoint.find import latest
+from glm_accelerate.checkpoint.codec import Choice
+from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train import saver
 from glm_accelerate.train.build import Start
 from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.run import Result, train
@@ -258,6 +260,34 @@ def test_resume_from_a_step_gives_up_what_came_after(tiny_run: Said, tmp_path: P
     assert (run / "abandoned" / "checkpoint-14").is_dir()
     with pytest.raises(UserError, match="no checkpoint of step 5"):
         go(tiny_run, run, **steady, start=Start(resume="5"))
+
+
+def test_compression_begins_when_it_was_found_to_pay(
+    tiny_run: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is weighed after the first checkpoint, on what that one took."""
+    monkeypatch.setattr(saver, "WEIGHED", 0.0)
+    weighed: list[float] = []
+
+    def weigh(sample: memoryview, item_bytes: int, disk: float, cores: int) -> Choice:
+        weighed.append(disk)
+        return Choice("zstd", "the disk is slow")
+
+    monkeypatch.setattr(saver, "weigh", weigh)
+    run = tmp_path / "run"
+    sections: dict[str, Said] = {
+        "checkpoint": {"every": 4, "keep_last": 9, "wait": True},
+        "data": {"dev": None},
+    }
+    assert go(tiny_run, run, **sections).done
+    assert [Reader(path).manifest.codec for path in reversed(published(run))] == ["none", *["zstd"] * 3]
+    events = read_events(run / "events.jsonl")
+    assert [event["said"] for event in events if event["kind"] == "decision"] == [
+        "checkpoint.codec: zstd (the disk is slow)"
+    ]
+    first = next(event for event in events if event["kind"] == "checkpoint")
+    assert weighed == [pytest.approx(first["bytes"] / 1e6 / first["total_seconds"])]
+    assert latest(run)[0] is not None
 
 
 def test_a_finished_run_has_nothing_to_do(tiny_run: Said, tmp_path: Path) -> None:

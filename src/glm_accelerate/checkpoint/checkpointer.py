@@ -67,7 +67,7 @@ class Checkpointer:
     ) -> None:
         self._run, self._run_id = run, run_id
         self._rank, self._ranks = rank, ranks
-        self._codec, self._limit = codec, limit
+        self.codec, self._limit = codec, limit  # another codec counts from the next save on
         self._saves = 0
         self._staging: Staging | None = None
         self._writer: WriterProcess | None = None
@@ -136,7 +136,7 @@ class Checkpointer:
             ranks=self._ranks,
             limit=self._limit,
         )
-        return Job(meeting, self._run_id, self._codec, save.state, save.fingerprints, save.facts)
+        return Job(meeting, self._run_id, self.codec, save.state, save.fingerprints, save.facts)
 
     def _write_here(self, job: Job, groups: Pieces, began: float) -> float:
         size, error = 0, None

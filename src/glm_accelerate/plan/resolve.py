@@ -217,7 +217,7 @@ def _saving(config: RunConfig, say: Callable[[str, object, str], None]) -> str:
     often = "as often as pays" if section.every == "auto" else f"every {section.every:,} steps"
     say("checkpoint", often, _said(section.every, pays))
     codec = "none" if section.codec == "auto" else section.codec
-    say("codec", codec, _said(section.codec, "every tool reads it, and it is written behind"))
+    say("codec", codec, _said(section.codec, "weighed after the first checkpoint, if it is large"))
     return codec
 
 

@@ -9,18 +9,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
+from glm_accelerate.checkpoint.codec import weigh
+from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.checkpoint.policy import Adaptive, Fixed, Measured, Policy, decide
 from glm_accelerate.checkpoint.retain import Keep, tidy
+from glm_accelerate.checkpoint.staging import as_bytes
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.observe.events import Events, Past
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import host_memory
+from glm_accelerate.runtime.env import cores
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.directory import give_up_after
 from glm_accelerate.train.state import Pieces, Progress
 
 PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
+WEIGHED = 256e6  # bytes of a checkpoint from which on it is asked whether compressing it saves time
+SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to know
 MOMENT = 30.0  # ... and that an error does
 AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come
 
@@ -44,6 +52,7 @@ class Saver:
     fingerprints: Mapping[str, str]
     facts: Mapping[str, Any]
     skipped: int = 0
+    packing: bool = False  # the first rank's: files are to be compressed from the next save on
     _began: float = field(default_factory=time.perf_counter)
     _last: float = field(default_factory=time.perf_counter)  # when the last save began
     _landed: Outcome | None = None  # the last one that was published
@@ -83,7 +92,10 @@ class Saver:
         step = self.progress.position
         while final and self.checkpointer.busy():
             time.sleep(0.02)
-        if any(self.ranks.total([self.checkpointer.busy()])):
+        busy, packing = self.ranks.total([self.checkpointer.busy(), self.packing])
+        if packing:
+            self.checkpointer.codec = "zstd"
+        if busy:
             self.skipped += 1
             said = f"no checkpoint at step {step}: the one before is still being written"
             self.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
@@ -139,15 +151,27 @@ class Saver:
             return
         self.checkpointer.stage(pieces)
 
+    def _weigh_codec(self, outcome: Outcome) -> None:
+        """Whether compressing saves time here, from what the first checkpoint took and a sample."""
+        tensor = max((piece.tensor for piece in self.hold()[WEIGHTS].values()), key=torch.Tensor.numel)
+        sample = tensor.detach().flatten()[: SAMPLE // tensor.element_size()].cpu()
+        taken = torch.get_num_threads() if tensor.device.type == "cpu" else 1
+        disk = outcome.bytes / 1e6 / outcome.total_seconds
+        choice = weigh(as_bytes(sample), tensor.element_size(), disk, cores() - taken)
+        self.packing = choice.codec == "zstd"
+        self.events.emit("decision", {"said": f"checkpoint.codec: {choice.codec} ({choice.reason})"})
+
     def _tell(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             self._failed[outcome.step] = outcome.error
             said = f"the checkpoint of step {outcome.step} was NOT written: {outcome.error}; training goes on"
             self.events.emit("warning", {"said": said})
             return
-        self._landed = outcome
+        first, self._landed = self._landed is None, outcome
         if not self.ranks.first or outcome.path is None:
             return
+        if first and self.section.codec == "auto" and outcome.bytes >= WEIGHED:
+            self._weigh_codec(outcome)
         self.events.emit(
             "checkpoint",
             {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint import codec
-from glm_accelerate.checkpoint.codec import CODECS, Speeds, choose, decode, encode, measure
+from glm_accelerate.checkpoint.codec import CODECS, Speeds, choose, decode, encode, measure, weigh
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.staging import as_bytes
 from glm_accelerate.runtime.errors import UserError
@@ -102,6 +102,13 @@ def test_auto_compresses_only_where_that_saves_time() -> None:
             assert serial < 1 / said.disk
         else:
             assert serial >= 0.9 / said.disk
+
+
+def test_weighed_on_a_sample() -> None:
+    sample = trained(1 << 20, torch.bfloat16)
+    assert weigh(sample, 2, 0.5, 4).codec == "zstd"  # half a megabyte a second: anything is faster
+    assert weigh(sample, 2, 1e6, 4).codec == "none"
+    assert weigh(sample, 2, 0.5, 0).reason == "training leaves no core to compress with"
 
 
 def test_measured_on_the_run_s_own_tensors() -> None:
