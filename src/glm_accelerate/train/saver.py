@@ -27,10 +27,10 @@ from glm_accelerate.train.directory import give_up_after
 from glm_accelerate.train.state import Pieces, Progress
 
 PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
-WEIGHED = 256e6  # bytes of a checkpoint from which on it is asked whether compressing it saves time
-SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to know
 MOMENT = 30.0  # ... and that an error does
 AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come
+WEIGHED = 256e6  # bytes of a checkpoint from which on it is asked whether compressing it saves time
+SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to know
 
 
 @dataclass(slots=True)
