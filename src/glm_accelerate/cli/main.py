@@ -17,8 +17,9 @@ from typing import NoReturn, Protocol, cast
 
 from glm_accelerate.runtime.env import share_cores
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.stopped import STOPPED
 
-DONE, OUR_BUG, USERS_INPUT, STOPPED = 0, 1, 2, 75
+DONE, OUR_BUG, USERS_INPUT = 0, 1, 2
 
 VERBS = {
     "demo": "train a tiny GLM on generated data in two minutes, from nothing to a correct answer",

@@ -13,7 +13,7 @@ from glm_accelerate.parallel.heartbeat import orphaned
 from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.ranks import peer_ended
 from glm_accelerate.runtime.env import launched
-from glm_accelerate.train.stop import STOPPED
+from glm_accelerate.runtime.stopped import STOPPED
 
 
 def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:

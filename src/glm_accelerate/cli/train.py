@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from glm_accelerate.cli import source
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.stop import STOPPED, STOPPED_AT_ONCE, stopping_at_once
+from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
+from glm_accelerate.train.stop import stopping_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

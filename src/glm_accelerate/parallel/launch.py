@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,8 +25,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from glm_accelerate.parallel import heartbeat
 from glm_accelerate.runtime import env
+from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
 
-STOPPED = 75
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -57,7 +58,7 @@ def _until_it_answers(job: "_Job", progress: Callable[[], int]) -> int:
         if code is not None:
             return code
         if job.stopping:
-            _say("stopped at once; run the same command again to go on")
+            _say(STOPPED_AT_ONCE)
             return STOPPED
         failures = 0 if progress() > reached else failures + 1
         if failures == ATTEMPTS:
@@ -81,6 +82,7 @@ class _Job:
         """Pass it on: the ranks end their step, save, and answer. The second Ctrl-C is meant at once."""
         if self.stopping and number == signal.SIGINT:
             self._signal_all(signal.SIGKILL)
+            _say(STOPPED_AT_ONCE)
             os._exit(STOPPED)
         self.stopping = True
         heartbeat.ask_to_stop(self.folder)
@@ -101,7 +103,9 @@ class _Job:
         return ended[0]
 
     def _run(self) -> int | None:
-        # The ranks inherit it from this thread: they hear Ctrl-C when they are ready to.
+        # The ranks inherit it from this thread: they hear Ctrl-C when they are ready to. The tracker, which
+        # comes with the first of them, would unblock it (Python 3.11), so it is started before.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         config = LaunchConfig(
             min_nodes=1,

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-STOPPED = 75  # the exit code
+from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
+
 MOMENT = 5.0  # seconds for a process that ends at once
-STOPPED_AT_ONCE = "stopped at once; run the same command again to go on"
 
 
 @contextmanager
