@@ -221,8 +221,6 @@ def test_ranks_end_with_their_launcher(when: str, config: Path, tmp_path: Path) 
         job.kill()
     while any(alive(process) for process in ranks.values()):  # the suite's time limit is the test
         time.sleep(0.05)
-    if when == "training":
-        assert published(run)[0].name == f"checkpoint-{steps_done(run)}"
 
 
 def test_a_mistake_is_said_once(config: Path, tmp_path: Path) -> None:
