@@ -1,14 +1,13 @@
-"""Reading a checkpoint back: its parts for a resume, or a whole model from whatever a user points at."""
+"""A whole model from whatever a user points at."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glm_accelerate.checkpoint.find import resolve_path
-from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Manifest
+from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
@@ -25,16 +24,6 @@ INIT_FROM = "init_from"  # in a run's directory: whose weights it began on, wher
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """All of a checkpoint, verified."""
-
-    manifest: Manifest
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    state: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Opened:
     """A model ready to answer, and what goes with it."""
 
@@ -42,12 +31,6 @@ class Opened:
     base: Path  # where tokenizer files are
     template: str
     step: int | None
-
-
-def read_parts(directory: Path) -> Parts:
-    """Everything a resume needs."""
-    reader = Reader(directory)
-    return Parts(reader.manifest, reader.group(WEIGHTS), reader.group(OPTIMIZER), reader.state())
 
 
 def load_weights(model: Decoder, weights: dict[str, Tensor], where: object) -> None:

@@ -143,11 +143,6 @@ def tidy(
     return delete(run, choose_stale(entries, keep, time.time()))
 
 
-def retain(run: Path, losses: Mapping[int, float], keep_last: int, keep_best: int) -> list[int]:
-    """`tidy` for callers that know no run id yet."""
-    return list(tidy(run, Keep(keep_last, keep_best), run_id=None, losses=losses).deleted)
-
-
 def abandon_after(run: Path, step: int) -> list[int]:
     """Move every checkpoint later than `step` aside: it belongs to a branch that is given up."""
     moved: list[int] = []

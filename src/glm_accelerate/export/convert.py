@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from glm_accelerate.checkpoint.pickled import unpickle_apart
 from glm_accelerate.export.directory import TOKENIZER_FILES, copy_files, new_directory
-from glm_accelerate.models.weights import INDEX, read_config
+from glm_accelerate.models.weights import INDEX, read_config, shards_of
 from glm_accelerate.runtime.errors import UserError
 
 OLD_INDEX = "pytorch_model.bin.index.json"
@@ -63,21 +63,11 @@ def _shards(source: Path) -> list[Path]:
     if any(source.glob("*.safetensors")):
         raise UserError("has safetensors already", where=source, cure="use the directory as it is")
     index = source / OLD_INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"not an index of shards: {error}", where=index) from error
-    else:
-        names = sorted(path.name for path in source.glob("pytorch_model*.bin"))
-    if not names:
+    single = sorted(path for path in source.glob("pytorch_model*.bin") if path.is_file())
+    found = shards_of(index) if index.is_file() else single
+    if not found:
         raise UserError("no pytorch_model*.bin to convert", where=source)
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise UserError(f"names a file outside its directory: {name!r}", where=index)
-        if not (source / name).is_file():
-            raise UserError(f"shard {name} is missing", where=source, cure="download or copy it again")
-    return [source / name for name in names]
+    return found
 
 
 def _convert_apart(shard: Path, target: Path) -> None:

@@ -43,7 +43,7 @@ def choices(device: torch.device, dtype: torch.dtype, compiled: bool = False) ->
 
 def _compiled_choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
     others = choices(device, dtype)
-    attention = Choice("attention", "tiles of bfloat16 products", "what lies between them is compiled")
+    attention = Choice("attention", "blocks of bfloat16 products", "what lies between them is compiled")
     return [
         attention if device.type == "cpu" and dtype == torch.bfloat16 else others[0],
         Choice("cross-entropy", "chunked, float32 sums, compiled", others[1].why),

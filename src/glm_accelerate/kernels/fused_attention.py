@@ -10,6 +10,7 @@ together, then the second ones with the two blocks of keys that each sees, and s
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Tiling:
 @lru_cache(maxsize=4)  # every layer of a step asks for the same
 def tile(lengths: tuple[int, ...], heads: int, groups: int) -> Tiling:
     """Blocks and rounds of documents that lie side by side, for K heads of G queries each."""
-    starts = [sum(lengths[:document]) for document in range(len(lengths))]
+    starts = list(accumulate(lengths, initial=0))
     order = sorted(range(len(lengths)), key=lambda document: -lengths[document])
     own = torch.arange(BLOCK).repeat_interleave(groups)
     tokens: list[Tensor] = []

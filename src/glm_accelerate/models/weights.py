@@ -114,6 +114,11 @@ def weight_files(directory: Path) -> list[Path]:
                 cure=f"glm-accelerate convert {directory} OUT",
             )
         raise UserError("no model.safetensors and no index of shards", where=directory)
+    return shards_of(index)
+
+
+def shards_of(index: Path) -> list[Path]:
+    """The files that an index names, never outside its directory."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -121,9 +126,9 @@ def weight_files(directory: Path) -> list[Path]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise UserError(f"names a file outside its directory: {name!r}", where=index)
-        if not (directory / name).is_file():
-            raise UserError(f"shard {name} is missing", where=directory, cure="download or copy it again")
-    return [directory / name for name in names]
+        if not (index.parent / name).is_file():
+            raise UserError(f"shard {name} is missing", where=index.parent, cure="download or copy it again")
+    return [index.parent / name for name in names]
 
 
 def _mismatch(missing: list[str], strange: list[str]) -> str:

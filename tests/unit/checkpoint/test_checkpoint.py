@@ -6,8 +6,8 @@ import torch
 
 from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.format import step_of
-from glm_accelerate.checkpoint.load import read_parts
-from glm_accelerate.checkpoint.retain import abandon_after, retain
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.checkpoint.retain import Keep, abandon_after, tidy
 from glm_accelerate.checkpoint.save import save
 
 
@@ -24,10 +24,10 @@ def make(run: Path, step: int, attempt: int = 1) -> Path:
         fingerprints={"data": "d"},
         facts={"template": "glm4", "loss": None},
     )
-    parts = read_parts(saved.path)
-    assert all(torch.equal(parts.weights[name], tensor) for name, tensor in weights.items())
-    assert all(torch.equal(parts.optimizer[name], tensor) for name, tensor in moments.items())
-    assert parts.state == {"position": step}
+    reader = Reader(saved.path)
+    for group, tensors in (("weights", weights), ("optimizer", moments)):
+        assert all(torch.equal(reader.tensor(group, name), tensor) for name, tensor in tensors.items())
+    assert reader.state() == {"position": step}
     return saved.path
 
 
@@ -79,7 +79,7 @@ def test_the_newest_that_verifies_wins_whatever_the_pointer_says(tmp_path: Path)
 def test_retain_and_abandon(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
-    assert retain(tmp_path, {1: 0.5}, keep_last=2, keep_best=1) == [2]
+    assert tidy(tmp_path, Keep(2, 1), run_id=None, losses={1: 0.5}).deleted == (2,)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "checkpoint-1",
         "checkpoint-3",

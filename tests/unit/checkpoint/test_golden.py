@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from glm_accelerate.checkpoint.format import verify
-from glm_accelerate.checkpoint.load import open_model, read_parts
+from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.demo.tiny import Size, write_tiny
 
@@ -55,10 +55,10 @@ def test_its_model_opens(name: str, tmp_path: Path) -> None:
     weights = load_file(FIRST / "weights.safetensors")
     there = dict(opened.model.named_parameters())
     assert all(torch.equal(there[key], tensor) for key, tensor in weights.items())
-    parts = read_parts(GOLDEN / name / CHECKPOINT)
-    assert parts.state["position"] == 3
-    assert parts.weights.keys() == weights.keys()
-    assert len(parts.optimizer) == 72
+    reader = Reader(GOLDEN / name / CHECKPOINT)
+    assert reader.state()["position"] == 3
+    assert reader.group("weights").keys() == weights.keys()
+    assert len(reader.group("optimizer")) == 72
 
 
 def test_schema_1_is_verified_when_it_is_read(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from glm_accelerate.checkpoint.retain import (
     choose_stale,
     delete,
     present,
-    retain,
     tidy,
 )
 
@@ -171,10 +170,10 @@ def test_only_own_and_sound_ones_are_touched(tmp_path: Path) -> None:
     ]
 
 
-def test_the_present_call(tmp_path: Path) -> None:
+def test_without_a_run_id(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
-    assert retain(tmp_path, {1: 0.5}, 2, 1) == [2]
+    assert tidy(tmp_path, Keep(2, 1), run_id=None, losses={1: 0.5}).deleted == (2,)
     assert sorted(os.listdir(tmp_path / FOLDER)) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
 
 
