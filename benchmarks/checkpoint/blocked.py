@@ -6,7 +6,6 @@ All ways save the same tensors in turn, round after round in one process; each e
 """
 
 import argparse
-import json
 import math
 import shutil
 import sys
@@ -23,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from benchmarks.race.report import Origin, number, origin
+from benchmarks.race.report import Origin, number, origin, publish
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 
@@ -214,11 +213,8 @@ def main(words: Sequence[str]) -> None:
     text = markdown(source, items * 4, len(tensors), rounds)
     print(text)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-checkpoint-blocked-{given.megabytes:g}mb"
-        stem.with_suffix(".md").write_text(text)
-        said = {"origin": asdict(source), "bytes": items * 4, "rounds": [asdict(round_) for round_ in rounds]}
-        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+        figures = {"bytes": items * 4, "rounds": [asdict(round_) for round_ in rounds]}
+        publish(given.out, f"checkpoint-blocked-{given.megabytes:g}mb", source, text, figures)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ policy's interval is the package's own function, asked at each start and then he
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.race.report import origin
+from benchmarks.race.report import origin, publish
 from glm_accelerate.checkpoint.policy import Adaptive, Measured, interval
 
 FIXED = tuple(float(round(30 * 2 ** (power / 2))) for power in range(18))  # 30 s to 3 h
@@ -153,17 +152,14 @@ def main(words: Sequence[str]) -> None:
     table = markdown(points)
     print(table)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-checkpoint-goodput"
-        said = {"origin": asdict(source), "fixed": FIXED, "points": [asdict(p) for p in points]}
-        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
         head = (
             f"# Goodput of saving policies, simulated\n\n- {source.date}; {source.machine}\n"
             f"- `{source.command}`\n- commit {source.commit}\n"
             f"- {given.seeds:,} seeds a point, {WORK / 3600:.0f} h of work, "
             f"{RESTART:.0f} s a restart; failures are exponential and none meets a restart\n\n"
         )
-        stem.with_suffix(".md").write_text(head + table)
+        figures = {"fixed": FIXED, "points": [asdict(p) for p in points]}
+        publish(given.out, "checkpoint-goodput", source, head + table, figures)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ All rules meet the same schedules, in turn; the simulation gets the same ones an
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,7 @@ import torch
 
 from benchmarks.checkpoint.goodput import published as safe
 from benchmarks.checkpoint.killloop import write_config, written
-from benchmarks.race.report import Origin, origin
+from benchmarks.race.report import Origin, origin, publish
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.checkpoint.policy import Adaptive, Measured, interval
@@ -270,11 +269,8 @@ def main(words: Sequence[str]) -> None:
     text = markdown(source, given.between, given.wall, lives, rows)
     print(text)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-checkpoint-goodput-real"
-        stem.with_suffix(".md").write_text(text)
-        said = {"origin": asdict(source), "rows": [asdict(row) for row in rows]}
-        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+        figures = {"rows": [asdict(row) for row in rows]}
+        publish(given.out, "checkpoint-goodput-real", source, text, figures)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.race.report import Origin, origin
+from benchmarks.race.report import Origin, origin, publish
 from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, step_of
 from glm_accelerate.checkpoint.read import Reader
@@ -325,11 +325,8 @@ def main(words: Sequence[str]) -> None:
 
 def save(out: Path, source: Origin, rows: Sequence[Row]) -> None:
     """After each job: they take long."""
-    out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"{source.date[:10]}-checkpoint-killloop"
-    stem.with_suffix(".md").write_text(markdown(source, rows))
-    said = {"origin": asdict(source), "rows": [asdict(row) for row in rows]}
-    stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+    figures = {"rows": [asdict(row) for row in rows]}
+    publish(out, "checkpoint-killloop", source, markdown(source, rows), figures)
 
 
 if __name__ == "__main__":

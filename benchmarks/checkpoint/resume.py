@@ -6,7 +6,6 @@ It needs strace, which counts the directories that each way reads.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ import torch
 import transformers
 from transformers.trainer_utils import get_last_checkpoint
 
-from benchmarks.race.report import Origin, number, origin
+from benchmarks.race.report import Origin, number, origin, publish
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import FOLDER, OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.checkpoint.read import Reader
@@ -192,11 +191,8 @@ def main(words: Sequence[str]) -> None:
     text = markdown(source, given.repeats, rows)
     print(text)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-resume-{max(given.siblings)}"
-        stem.with_suffix(".md").write_text(text, encoding="utf-8")
-        said = {"origin": asdict(source), "rows": [asdict(row) for row in rows]}
-        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        figures = {"rows": [asdict(row) for row in rows]}
+        publish(given.out, f"resume-{max(given.siblings)}", source, text, figures)
 
 
 if __name__ == "__main__":

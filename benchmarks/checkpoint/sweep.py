@@ -6,7 +6,6 @@ The suite runs a tenth of it (tests/system/test_kill_sweep.py). It needs strace 
 """
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.race.report import Origin, origin
+from benchmarks.race.report import Origin, origin, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "system"))
 
@@ -120,11 +119,8 @@ def main(words: Sequence[str]) -> None:
     text = markdown(source, swept)
     print(text)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-checkpoint-sweep"
-        stem.with_suffix(".md").write_text(text)
-        said = {"origin": asdict(source), "parts": [asdict(part) for part in swept]}
-        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
+        figures = {"parts": [asdict(part) for part in swept]}
+        publish(given.out, "checkpoint-sweep", source, text, figures)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The result of a race as people read it (Markdown) and as programs do (JSON), with all that is needed to
 run it again: date, machine, command, commit, versions, and what was not equal."""
 
+import json
 import os
 import platform
 import subprocess
@@ -63,6 +64,15 @@ def origin(command: Sequence[str], versions: dict[str, str]) -> Origin:
         commit=commit(),
         versions={"python": platform.python_version(), **versions},
     )
+
+
+def publish(out: Path, name: str, source: Origin, text: str, figures: dict[str, Any]) -> None:
+    """The Markdown and the JSON of a benchmark, named by its day."""
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / f"{source.date[:10]}-{name}"
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    said = {"origin": asdict(source), **figures}
+    stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def machine() -> str:

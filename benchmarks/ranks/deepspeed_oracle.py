@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.race.report import Origin, origin
+from benchmarks.race.report import Origin, origin, publish
 from glm_accelerate.demo.show import write_all
 from glm_accelerate.observe.events import read_events
 
@@ -156,11 +156,8 @@ def main(words: Sequence[str]) -> None:
     text = markdown(source, said, rows)
     print(text)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-ranks-deepspeed"
-        stem.with_suffix(".md").write_text(text, encoding="utf-8")
-        told = {"origin": asdict(source), "said": said, "rows": [asdict(row) for row in rows]}
-        stem.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        figures = {"said": said, "rows": [asdict(row) for row in rows]}
+        publish(given.out, "ranks-deepspeed", source, text, figures)
 
 
 if __name__ == "__main__":

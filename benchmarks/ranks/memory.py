@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.race.prepare_model import WORDS, Shape, prepare_model
-from benchmarks.race.report import Origin, number, origin
+from benchmarks.race.report import Origin, number, origin, publish
 from benchmarks.ranks.rank import Measured, Task, measure
 from glm_accelerate.parallel.launch import launch
 
@@ -164,11 +164,8 @@ def main(words: Sequence[str]) -> None:
     text = markdown(source, given, parameters, cases) + "\n"
     print(text)
     if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"{source.date[:10]}-ranks-memory"
-        stem.with_suffix(".md").write_text(text, encoding="utf-8")
-        said = {"origin": asdict(source), "parameters": parameters, "cases": [asdict(case) for case in cases]}
-        stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        figures = {"parameters": parameters, "cases": [asdict(case) for case in cases]}
+        publish(given.out, "ranks-memory", source, text, figures)
 
 
 if __name__ == "__main__":
