@@ -21,13 +21,14 @@ from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.optim.precision import Scale
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train import saver
 from glm_accelerate.train.build import Start
 from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.run import Result, train
 from glm_accelerate.train.spike import Level
-from glm_accelerate.train.state import Progress
+from glm_accelerate.train.state import Progress, Wide
 
 Said = dict[str, Any]
 
@@ -104,7 +105,17 @@ def test_evaluation_does_not_touch_training(tiny_run: Said, tmp_path: Path) -> N
 def test_all_counts_come_back() -> None:
     """Those of bad steps too, which no healthy run has: none keeps the value that it starts with."""
     losses, level = {3: 0.5, 9: 0.25}, Level(usual=0.7, jumped=8, calm=1)
-    told = Progress(position=9, applied=6, bad_in_a_row=1, bad=3, tokens=123, losses=losses, level=level)
+    told = Progress(
+        position=9,
+        applied=6,
+        bad_in_a_row=1,
+        bad=3,
+        tokens=123,
+        losses=losses,
+        level=level,
+        scale=Scale(2.0, 5),
+        wide=Wide(1, ("layers.1",)),
+    )
     assert Progress.from_json(json.loads(json.dumps(told.to_json()))) == told
     fresh = Progress()
     assert all(getattr(told, field.name) != getattr(fresh, field.name) for field in fields(Progress))

@@ -12,6 +12,7 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.templates import detect_template
+from glm_accelerate.kernels.quantized import Kind
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import is_adapter, load_adapter
 from glm_accelerate.models.adapt.lora import merge
@@ -62,12 +63,19 @@ def open_model(
 
 
 def load_base(
-    run: Path, directory: Path, *, dtype: torch.dtype | None, device: torch.device | str | None
+    run: Path,
+    directory: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    quantized: Kind | None = None,
 ) -> Decoder:
-    """The weights that a run began on: its model directory, or what --init-from named, merged."""
+    """The weights that a run began on: its model directory, or what --init-from named, merged (which
+    `adapt` quantises).
+    """
     said = run / INIT_FROM
     if not said.is_file():
-        return load_model(directory, dtype=dtype, device=device)
+        return load_model(directory, dtype=dtype, device=device, quantized=quantized)
     source = Path(said.read_text(encoding="utf-8").strip())
     if not source.is_dir():
         raise UserError("the run began on this with --init-from, and it is gone", where=source)
@@ -89,7 +97,7 @@ def _open(
     directory = base or locate(config.model.path)
     wanted = dtype or getattr(torch, config.model.dtype)
     model = load_base(checkpoint.resolve().parent.parent, directory, dtype=wanted, device=device)
-    adapt(model, config.adapt)
+    adapt(model, config.adapt.model_copy(update={"base": "auto"}))  # on the base as its files have it
     load_weights(model, reader.group(WEIGHTS), checkpoint)
     return Opened(model.eval(), directory, reader.manifest.facts["template"], reader.manifest.step)
 

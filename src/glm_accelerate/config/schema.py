@@ -40,12 +40,18 @@ class AdaptSection(Section):
     """LoRA: dropout on the adapter's input; prefix: on the prefix."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """LoRA: which linear layers, by the last part of their name. A name that matches nothing is an error."""
-    base: Auto | DtypeName = "auto"
-    """How the frozen base is kept; auto: as `model.dtype`."""
+    base: Auto | DtypeName | Literal["nf4", "int8", "fp8"] = "auto"
+    """How the frozen base is kept; auto: as `model.dtype`; nf4, int8, fp8: its linear layers in few bits."""
     layers: int = Field(default=2, ge=1)
     """freeze: how many of the last layers train."""
     prefix_tokens: int = Field(default=128, ge=1)
     """prefix: how many virtual tokens stand before each document."""
+
+    @model_validator(mode="after")
+    def _packed_is_frozen(self) -> Self:
+        if self.base in ("nf4", "int8", "fp8") and self.method in ("full", "freeze"):
+            raise ValueError(f"base {self.base} cannot be trained: say method lora or prefix")
+        return self
 
 
 class Source(Section):
@@ -124,8 +130,12 @@ class TrainSection(Section):
 class PrecisionSection(Section):
     """In which numbers."""
 
-    compute: Auto | Literal["float32", "bfloat16"] = "auto"
-    """Matrix products and activations (sums, norms and loss are float32); auto: bfloat16 where it is fast."""
+    compute: Auto | Literal["float32", "bfloat16", "float16", "fp8"] = "auto"
+    """Products and activations (sums, norms, loss: float32; fp8: only products); auto: bfloat16 if fast."""
+    loss_scale: float = Field(default=65536.0, ge=1)
+    """float16: by what the loss is first multiplied; halved at each overflow, never below 1."""
+    raise_after: int = Field(default=1000, ge=1)
+    """float16: the loss scale is doubled after so many steps without overflow."""
     compile: Auto | Literal["off", "on"] = "auto"
     """Operators between products as one loop each; auto: where that is measured and the run repays it."""
 

@@ -1,8 +1,16 @@
-"""Which path an operator takes on a device, and why. Shown once at the start of a run."""
+"""Which form an operator takes on a device, and why. Shown once at the start of a run."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+from glm_accelerate.kernels.attention_path import BY_DOCUMENT, Facts, attention_path
+
+# eager: PyTorch's operators with an own backward pass. compiled: one loop each way, made by torch.compile.
+# triton: one kernel each way.
+Form = Literal["eager", "compiled", "triton"]
+NAMES: dict[Form, str] = {"eager": "PyTorch, own backward", "compiled": "compiled", "triton": "Triton"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +35,67 @@ def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
 
 
-def choices(device: torch.device, dtype: torch.dtype, compiled: bool = False) -> list[Choice]:
-    """Every operator's path for activations of `dtype` on `device`; `compiled`: while it trains."""
+def choose_form(facts: Facts, dtype: torch.dtype, compiled: bool) -> tuple[Form, str]:
+    """The form of what lies between matrix products. `compiled`: the plan asks for compiled operators."""
+    if dtype == torch.float64:
+        return "eager", "the other forms sum in float32"
+    if facts.device == "cuda" and facts.triton:
+        return "triton", "one kernel each way"
     if compiled:
-        return _compiled_choices(device, dtype)
-    name = str(dtype).removeprefix("torch.")
-    if attention_dtype(device, dtype, 1) != dtype:
+        return "compiled", "one loop each way"
+    if facts.device == "cuda":
+        return "eager", "SLOW: Triton would save most passes over memory, and is missing (pip install triton)"
+    return "eager", "runs on every device, keeps little"
+
+
+def form_now(form: Form, training: bool) -> Form:
+    """What is evaluated or generated comes in too many shapes to be compiled, and stays eager."""
+    return "eager" if form == "compiled" and not training else form
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model computes, as far as a path depends on it."""
+
+    dtype: torch.dtype
+    sandwich: bool  # GLM-4-0414's norms after each branch
+    head_width: int
+    training: bool
+    compiled: bool  # asked for by the plan
+    prefix: bool = False  # P-tuning's keys before every document
+    native: str | None = "not asked for"  # why our own CPU operators do not run; None: they do, in training
+
+
+def choices(facts: Facts, work: Work) -> list[Choice]:
+    """The path of every operator between matrix products, and the reason."""
+    chosen, why = choose_form(facts, work.dtype, work.compiled)
+    form = form_now(chosen, work.training)
+    if form != chosen:
+        why = "compiled in training alone: what is evaluated has too many lengths"
+    name, loss = NAMES[form], NAMES[chosen]  # the loss comes in chunks of few sizes
+    rotary = Choice("rotary positions", name, why)
+    if form == "compiled":
+        rotary = Choice("rotary positions", NAMES["eager"], "compiled alone they gain nothing")
+    between = "norm, sum and norm" if work.sandwich else "sum and norm"
+    return [
+        Choice("norm", name, why),
+        Choice(between, f"{name}, one after the other" if form == "eager" else f"{name}, in one pass", why),
+        Choice("swiglu", name, why),
+        *_attention_choices(facts, work, rotary),
+        Choice("cross-entropy", f"chunked, float32 sums, {loss}", "the step's logits never exist at once"),
+    ]
+
+
+def _attention_choices(facts: Facts, work: Work, rotary: Choice) -> list[Choice]:
+    if facts.device != "cpu":
+        path, why = attention_path(facts, work.dtype, work.head_width, work.training, work.prefix)
+        return [rotary, Choice("attention", path, why)]
+    if work.native is None and work.training and not work.prefix:
+        path = "own, in bfloat16 tiles, rotary positions with it"
+        return [Choice("attention", path, "a document's scores stay in cache")]
+    name = str(work.dtype).removeprefix("torch.")
+    if attention_dtype(torch.device("cpu"), work.dtype, 1) != work.dtype:
         name = f"float32 up to {SHORT} tokens, then {name}"
-    return [
-        Choice("attention", f"torch's, per document, {name}", "no document sees another"),
-        Choice("cross-entropy", "chunked, float32 sums", "the step's logits never exist at once"),
-        Choice("norm, rotary, swiglu, LoRA", "PyTorch, own backward", "runs on every device, keeps little"),
-    ]
-
-
-def _compiled_choices(device: torch.device, dtype: torch.dtype) -> list[Choice]:
-    others = choices(device, dtype)
-    attention = Choice("attention", "blocks of bfloat16 products", "what lies between them is compiled")
-    return [
-        attention if device.type == "cpu" and dtype == torch.bfloat16 else others[0],
-        Choice("cross-entropy", "chunked, float32 sums, compiled", others[1].why),
-        Choice("norm, residual sum, swiglu", "compiled", "one loop each way"),
-        Choice("LoRA", "PyTorch, own backward", others[2].why),
-    ]
+    lacking = work.compiled and work.dtype == torch.bfloat16 and work.native
+    why = f"SLOW: {lacking}" if lacking else "no document sees another"
+    return [rotary, Choice("attention", f"torch's, {BY_DOCUMENT}, {name}", why)]

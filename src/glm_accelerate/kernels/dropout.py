@@ -1,13 +1,57 @@
 """The mask of a dropout. On a CPU torch draws it one number at a time; drawing 16 bits an element from a
-counter-free generator, seeded by torch's, is ten times faster.
+counter-free generator, seeded by torch's, is ten times faster. On a GPU with Triton no mask is kept: it is
+drawn again from its seed in the backward pass.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from glm_accelerate.kernels.attention_path import facts_of
+
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 WORDS = 1 << 16  # an element is dropped if its 16 random bits are below share * WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """A mask by what it is drawn from."""
+
+    seed: int
+    share: float
+
+
+Keep = Tensor | Seeded | None  # nothing is dropped, a mask of ones and zeros, or a seed
+
+
+def draw(like: Tensor, share: float) -> Keep:
+    """What a dropout keeps between the passes. The seed is of torch's CPU generator: no GPU waits."""
+    if not share:
+        return None
+    if facts_of(like.device).triton and like.dtype != torch.float64:
+        return Seeded(int(torch.randint(1 << 31, ())), share)
+    return keep_mask(like, share)
+
+
+def drop(x: Tensor, keep: Keep) -> Tensor:
+    """x with zeros where an element is dropped; what stays is not scaled up."""
+    if isinstance(keep, Seeded):
+        from glm_accelerate.kernels.triton_dropout import dropped  # here: only some machines have Triton
+
+        return dropped(x.contiguous(), keep.seed, keep.share)
+    return x if keep is None else x * keep
+
+
+def add_dropped(total: Tensor, x: Tensor, keep: Keep) -> None:
+    """total += drop(x), where x is the caller's own."""
+    if isinstance(keep, Seeded):
+        from glm_accelerate.kernels.triton_dropout import dropped
+
+        dropped(x, keep.seed, keep.share, into=total)
+    else:
+        total += x if keep is None else x.mul_(keep)
 
 
 def keep_mask(like: Tensor, share: float) -> Tensor:

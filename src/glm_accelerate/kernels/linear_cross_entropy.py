@@ -10,84 +10,123 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from glm_accelerate.kernels.attention_path import facts_of
+from glm_accelerate.kernels.choose import Form, choose_form
 from glm_accelerate.kernels.compiled import run
+from glm_accelerate.kernels.native.build import load as native_library
+from glm_accelerate.kernels.product import product
 
-CHUNK_BYTES = 64 * 2**20  # of float32 logits alive at once: larger is no faster, smaller loses to launches
+# Of logits alive at once. On a CPU larger is no faster, smaller loses to launches; GPUs want large products.
+CPU_BYTES, GPU_BYTES = 64 * 2**20, 256 * 2**20
+BOOST = 1024.0  # of a slope in float16, or most of a wide softmax (1 / 151,552 each) would be subnormal
 
 
 def linear_cross_entropy_reference(hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor) -> Tensor:
     """The same by definition: all logits, then the sum of cross-entropies."""
-    logits_SV = (hidden_SH @ weight_VH.to(hidden_SH.dtype).T).float()
+    logits_SV = hidden_SH @ weight_VH.to(hidden_SH.dtype).T
+    logits_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
     return cross_entropy(logits_SV, labels_S, reduction="sum")
 
 
 def linear_cross_entropy(
-    hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, compiled: bool = False
+    hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, compiled: bool = False, form: Form | None = None
 ) -> Tensor:
-    """Sum over rows of -log softmax(hidden @ weight.T)[label], as a float32 scalar."""
-    return _Chunked.apply(hidden_SH, weight_VH, labels_S, compiled)  # pyright: ignore[reportReturnType]
+    """Sum over rows of -log softmax(hidden @ weight.T)[label], as a float32 scalar.
+
+    `form` is as `choose_form` says unless it is given. Of a frozen weight there is no gradient.
+    """
+    form = form or choose_form(facts_of(hidden_SH.device), hidden_SH.dtype, compiled)[0]
+    learns = torch.is_grad_enabled()
+    return _Chunked.apply(hidden_SH, weight_VH, labels_S, form, learns)  # pyright: ignore[reportReturnType]
 
 
-def _rows(vocabulary: int) -> int:
-    return max(64, CHUNK_BYTES // (4 * vocabulary) // 64 * 64)
+def chunk_rows(rows: int, vocabulary: int, itemsize: int, budget: int) -> int:
+    """Rows of a chunk whose logits take at most `budget` bytes: chunks of one size, a multiple of 64."""
+    most = max(64, budget // (itemsize * vocabulary) // 64 * 64)
+    chunks = max(1, -(-rows // most))
+    return -(-rows // (64 * chunks)) * 64 or 64
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, compiled: bool) -> Tensor:
-        wants_hidden, wants_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+    def forward(
+        ctx: Any, hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, form: Form, learns: bool
+    ) -> Tensor:
+        wants_hidden, wants_weight = (learns and wants for wants in ctx.needs_input_grad[:2])
         weight = weight_VH.to(hidden_SH.dtype)
         wide = torch.float64 if hidden_SH.dtype == torch.float64 else torch.float32
+        boost = BOOST if hidden_SH.dtype == torch.float16 else 1.0
         total = torch.zeros((), dtype=wide, device=hidden_SH.device)
         grad_hidden = torch.empty_like(hidden_SH) if wants_hidden else None
         grad_weight = torch.zeros_like(weight_VH, dtype=wide) if wants_weight else None
-        rows = _rows(weight_VH.shape[0])
-        for start in range(0, hidden_SH.shape[0], rows):
-            hidden, labels = hidden_SH[start : start + rows], labels_S[start : start + rows, None]
-            logits = hidden @ weight.T
-            if compiled and wide == torch.float32 and len(logits) > 1:
-                losses, slope = run(_loss_and_slope, logits, labels, lengths={0: (0,), 1: (0,)})
-            else:
-                losses, slope = _in_place(logits.to(wide), labels)
+        itemsize, budget = (hidden_SH.itemsize, GPU_BYTES) if form == "triton" else (4, CPU_BYTES)
+        rows = chunk_rows(len(hidden_SH), len(weight_VH), itemsize, budget)
+        tiles = form == "compiled" and hidden_SH.device.type == "cpu" and hidden_SH.dtype == torch.bfloat16
+        native = tiles and native_library() is None
+        for start in range(0, len(hidden_SH), rows):
+            hidden, labels = hidden_SH[start : start + rows], labels_S[start : start + rows]
+            logits = product(hidden, weight.T, None, native)
+            losses, slope = _of_logits(logits, labels, form, boost, by_slope=wants_hidden or wants_weight)
             total += losses.sum()
-            if grad_hidden is None and grad_weight is None:
-                continue
-            slope = slope.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(slope, weight, out=grad_hidden[start : start + rows])
+                grad_hidden[start : start + rows] = product(slope, weight, None, native)
             if grad_weight is not None:
-                grad_weight += slope.T @ hidden
+                grad_weight += _wide_product(slope.T, hidden, native)
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype = weight_VH.dtype
+        ctx.weight_dtype, ctx.boost = weight_VH.dtype, boost
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (slope,) = grads
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
+        # Not a scalar tensor: it would be rounded to the gradient's dtype before the product.
+        slope_11 = (grads[0] / ctx.boost).view(1, 1)
         return (
-            None if grad_hidden is None else grad_hidden.mul_(slope.to(grad_hidden.dtype)),
-            None if grad_weight is None else grad_weight.mul_(slope).to(ctx.weight_dtype),
+            None if grad_hidden is None else torch.mul(grad_hidden, slope_11, out=grad_hidden),
+            None if grad_weight is None else grad_weight.mul_(slope_11).to(ctx.weight_dtype),
+            None,
             None,
             None,
         )
 
 
+def _of_logits(
+    logits_SV: Tensor, labels_S: Tensor, form: Form, boost: float, by_slope: bool
+) -> tuple[Tensor, Tensor]:
+    """Losses of rows, and `boost` times their slope in the logits' dtype."""
+    if form == "triton":
+        from glm_accelerate.kernels.triton_cross_entropy import loss_and_slope  # only where Triton is
+
+        return loss_and_slope(logits_SV, labels_S, boost, by_slope), logits_SV
+    if form == "compiled" and len(logits_SV) > 1:
+        return run(_loss_and_slope, logits_SV, labels_S[:, None], boost, lengths={0: (0,), 1: (0,)})
+    wide = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
+    losses, slope = _in_place(wide, labels_S[:, None])
+    return losses, (slope if boost == 1.0 else slope.mul_(boost)).to(logits_SV.dtype)
+
+
 def _in_place(logits_SV: Tensor, labels_S1: Tensor) -> tuple[Tensor, Tensor]:
     """Losses of rows and their slope, which takes the place of the logits."""
+    logits_SV.sub_(logits_SV.amax(1, keepdim=True))
     picked = logits_SV.gather(1, labels_S1)
-    normalizer = logits_SV.logsumexp(1, keepdim=True)
-    slope = logits_SV.sub_(normalizer).exp_()
-    slope.scatter_add_(1, labels_S1, slope.new_full(labels_S1.shape, -1.0))
-    return normalizer - picked, slope
+    slope = logits_SV.exp_()
+    total = slope.sum(1, keepdim=True)
+    slope.div_(total).scatter_add_(1, labels_S1, slope.new_full(labels_S1.shape, -1.0))
+    return total.log() - picked, slope
 
 
-def _loss_and_slope(logits_SV: Tensor, labels_S1: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_and_slope(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple[Tensor, Tensor]:
     """The same for the compiler: no pass but the two that a softmax needs."""
     wide = logits_SV.float()
-    top = wide.amax(1, keepdim=True)
-    total = (wide - top).exp().sum(1, keepdim=True)
-    normalizer = top + total.log()
+    low = wide - wide.amax(1, keepdim=True)
+    total = low.exp().sum(1, keepdim=True)
     chosen = torch.arange(wide.shape[1], device=wide.device, dtype=torch.int32) == labels_S1.to(torch.int32)
-    slope = (wide - normalizer).exp() - chosen.float()
-    return normalizer - wide.gather(1, labels_S1), slope.to(logits_SV.dtype)
+    slope = ((low - total.log()).exp() - chosen.float()) * boost
+    return total.log() - low.gather(1, labels_S1), slope.to(logits_SV.dtype)
+
+
+def _wide_product(a: Tensor, b: Tensor, native: bool) -> Tensor:
+    """a @ b, in float32 where that costs nothing, and in float16, where boosted sums would overflow."""
+    if a.device.type == "cuda" and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float() if a.dtype == torch.float16 else product(a, b, None, native)

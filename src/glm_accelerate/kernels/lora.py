@@ -1,7 +1,7 @@
 """A frozen linear layer with a LoRA adapter: x W^T + b + scale * dropout(x) A^T B^T, without extra copies.
 
-The product of the adapter is added into the layer's own output, and of its activations only x, which its
-neighbours keep too, and the mask are kept. S rows, I inputs, O outputs, r rank.
+The product of the adapter is added into the layer's own output. Of its activations only x is kept, which its
+neighbours keep too, and what the mask is drawn from. S rows, I inputs, O outputs, r rank.
 """
 
 from typing import Any
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from glm_accelerate.kernels.dropout import keep_mask
+from glm_accelerate.kernels.dropout import Keep, add_dropped, draw, drop
+from glm_accelerate.kernels.product import product
+
+LANES = 16  # inputs that native/lora.cpp takes at a time
 
 
 def lora_linear_reference(
@@ -30,10 +33,14 @@ def lora_linear(
     *,
     scale: float,
     dropout: float = 0.0,
+    native: bool = False,
 ) -> Tensor:
     """`weight` and `bias` are frozen, in x's dtype; A and B may be wider, and so is their gradient."""
-    keep = keep_mask(x, dropout) if dropout else None
-    out: Any = _LoraLinear.apply(x, weight_OI, bias_O, A_rI, B_Or, keep, scale / (1 - dropout))
+    scale = scale / (1 - dropout)
+    if native and x.dtype == torch.bfloat16 and x.shape[-1] % LANES == 0 and A_rI.dtype == torch.float32:
+        out: Any = _Native.apply(x, weight_OI, bias_O, A_rI, B_Or, dropout, scale)
+    else:
+        out = _LoraLinear.apply(x, weight_OI, bias_O, A_rI, B_Or, draw(x, dropout), scale)
     return out
 
 
@@ -46,28 +53,62 @@ class _LoraLinear(torch.autograd.Function):
         bias_O: Tensor | None,
         A_rI: Tensor,
         B_Or: Tensor,
-        keep: Tensor | None,
+        keep: Keep,
         scale: float,
     ) -> Tensor:
         out = linear(x, weight_OI, bias_O)
-        seen = x if keep is None else x * keep
-        down_Sr = seen.flatten(0, -2) @ A_rI.to(x.dtype).T
+        down_Sr = drop(x, keep).flatten(0, -2) @ A_rI.to(x.dtype).T
         out.flatten(0, -2).addmm_(down_Sr, B_Or.to(x.dtype).T, alpha=scale)
-        ctx.save_for_backward(x, weight_OI, A_rI, B_Or, keep, down_Sr)
-        ctx.scale = scale
+        mask = keep if isinstance(keep, Tensor) else None
+        ctx.save_for_backward(x, weight_OI, A_rI, B_Or, mask, down_Sr)
+        ctx.scale, ctx.keep = scale, None if mask is not None else keep
         return out
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
-        x, weight_OI, A_rI, B_Or, keep, down_Sr = ctx.saved_tensors
+        x, weight_OI, A_rI, B_Or, mask, down_Sr = ctx.saved_tensors
+        keep: Keep = ctx.keep if mask is None else mask
         slope_SO = slopes[0].flatten(0, -2)
         slope_Sr = (slope_SO @ B_Or.to(x.dtype)) * ctx.scale
-        seen = x if keep is None else x * keep
-        grad_A = (slope_Sr.T @ seen.flatten(0, -2)).to(A_rI.dtype)
+        grad_A = (slope_Sr.T @ drop(x, keep).flatten(0, -2)).to(A_rI.dtype)
         grad_B = (slope_SO.T @ down_Sr).to(B_Or.dtype) * ctx.scale
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = (slope_SO @ weight_OI).view_as(x)
-            through = (slope_Sr @ A_rI.to(x.dtype)).view_as(x)
-            grad_x += through if keep is None else through.mul_(keep)
+            add_dropped(grad_x, (slope_Sr @ A_rI.to(x.dtype)).view_as(x), keep)
         return grad_x, None, None, grad_A, grad_B, None, None
+
+
+class _Native(torch.autograd.Function):
+    """The same with the passes over x in C++, which draws the mask again on the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        A_rI: Tensor,
+        B_Or: Tensor,
+        dropout: float,
+        scale: float,
+    ) -> Tensor:
+        rows_SI = x.flatten(0, -2)
+        seed = int(torch.randint(1 << 62, ())) if dropout else 0
+        out_SO = product(rows_SI, weight_OI.T, bias_O, native=True)
+        down_Sr = torch.ops.glm_accelerate.lora_down(rows_SI, A_rI.detach(), seed, dropout)
+        out_SO.addmm_(down_Sr, B_Or.to(x.dtype).T, alpha=scale)
+        ctx.save_for_backward(x, weight_OI, A_rI, B_Or, down_Sr)
+        ctx.mask, ctx.scale = (seed, dropout), scale
+        return out_SO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
+        x, weight_OI, A_rI, B_Or, down_Sr = ctx.saved_tensors
+        slope_SO = slopes[0].flatten(0, -2)
+        slope_Sr = (slope_SO @ B_Or.to(x.dtype)) * ctx.scale
+        grad_B = (slope_SO.T @ down_Sr).to(B_Or.dtype) * ctx.scale
+        grad_x = product(slope_SO, weight_OI, None, native=True)  # lora_back adds to it, wanted or not
+        rows_SI = x.flatten(0, -2)
+        grad_A = torch.ops.glm_accelerate.lora_back(grad_x, rows_SI, slope_Sr, A_rI.detach(), *ctx.mask)
+        return grad_x.view_as(x), None, None, grad_A, grad_B, None, None

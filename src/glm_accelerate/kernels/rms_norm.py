@@ -1,5 +1,5 @@
 """Root-mean-square norm, alone and with the residual sums around it; statistics and gradients are float32
-whatever comes in. `compiled`: each pass as one compiled loop.
+whatever comes in. Three forms: PyTorch with an own backward pass, compiled loops, Triton kernels.
 """
 
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.compiled import run
 
 
@@ -17,29 +18,57 @@ def rms_norm_reference(x_BTH: Tensor, weight_H: Tensor, epsilon: float) -> Tenso
     return (wide * scale * weight_H.to(wide.dtype)).to(x_BTH.dtype)
 
 
-def rms_norm(x_BTH: Tensor, weight_H: Tensor, epsilon: float, compiled: bool = False) -> Tensor:
+def rms_norm(x_BTH: Tensor, weight_H: Tensor, epsilon: float, form: Form = "eager") -> Tensor:
     """x / rms(x) * weight, in x's dtype. Keeps x and one number a row for the backward pass."""
-    if compiled:
+    if form == "triton":
+        return _triton(x_BTH, None, None, weight_H, epsilon)[0]
+    if form == "compiled":
         return _Compiled.apply(None, x_BTH, weight_H, epsilon)  # pyright: ignore[reportReturnType]
     out: Any = _RMSNorm.apply(x_BTH, weight_H, epsilon)
     return out
 
 
-def add_norm(x_BTH: Tensor, branch_BTH: Tensor, weight_H: Tensor, epsilon: float, compiled: bool) -> Tensor:
+def add_norm(
+    x_BTH: Tensor, branch_BTH: Tensor, weight_H: Tensor, epsilon: float, form: Form = "eager"
+) -> Tensor:
     """x + norm(branch)."""
-    if compiled:
+    if form == "triton":
+        return _triton(x_BTH, branch_BTH, weight_H, None, epsilon)[0]
+    if form == "compiled":
         return _Compiled.apply(x_BTH, branch_BTH, weight_H, epsilon)  # pyright: ignore[reportReturnType]
     return x_BTH + rms_norm(branch_BTH, weight_H, epsilon)
 
 
+def sum_norm(
+    x_BTH: Tensor, branch_BTH: Tensor, weight_H: Tensor, epsilon: float, form: Form = "eager"
+) -> tuple[Tensor, Tensor]:
+    """y = x + branch and norm(y): what lies between the two branches of an ordinary block."""
+    if form == "triton":
+        y_BTH, normed_BTH = _triton(x_BTH, branch_BTH, None, weight_H, epsilon)
+        return y_BTH, normed_BTH
+    y_BTH = x_BTH + branch_BTH
+    return y_BTH, rms_norm(y_BTH, weight_H, epsilon, form)
+
+
 def sandwich(
-    x_BTH: Tensor, branch_BTH: Tensor, after_H: Tensor, before_H: Tensor, epsilon: float, compiled: bool
+    x_BTH: Tensor, branch_BTH: Tensor, after_H: Tensor, before_H: Tensor, epsilon: float, form: Form = "eager"
 ) -> tuple[Tensor, Tensor]:
     """y = x + norm(branch) and norm(y): what lies between the two branches of a GLM-4-0414 block."""
-    if compiled:
+    if form == "triton":
+        y_BTH, normed_BTH = _triton(x_BTH, branch_BTH, after_H, before_H, epsilon)
+        return y_BTH, normed_BTH
+    if form == "compiled":
         return _Sandwich.apply(x_BTH, branch_BTH, after_H, before_H, epsilon)  # pyright: ignore[reportReturnType]
-    y_BTH = add_norm(x_BTH, branch_BTH, after_H, epsilon, compiled)
+    y_BTH = add_norm(x_BTH, branch_BTH, after_H, epsilon)
     return y_BTH, rms_norm(y_BTH, before_H, epsilon)
+
+
+def _triton(
+    x: Tensor, branch: Tensor | None, after: Tensor | None, before: Tensor | None, epsilon: float
+) -> tuple[Tensor, ...]:
+    from glm_accelerate.kernels.triton_rms_norm import norms  # here: only some machines have Triton
+
+    return norms(x, branch, after, before, epsilon)
 
 
 class _RMSNorm(torch.autograd.Function):

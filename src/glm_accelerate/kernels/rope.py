@@ -1,12 +1,15 @@
-"""Rotary positions as GLM has them: neighbours (2i, 2i+1) turn, and only the first dimensions of a head.
+"""Rotary positions: only the first dimensions of a head turn, with their neighbours (2i, 2i+1) as in ChatGLM
+and GLM-4, or half against half (i, i + R) as in GLM-4.5 and GLM-130B.
 
-A pair of neighbours is a complex number and a rotation a product with one: a single pass over memory.
+A pair is a complex number and a rotation a product with one: a single pass over memory.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from glm_accelerate.kernels.choose import Form
 
 
 def rope_table(positions_BT: Tensor, width: int, theta: float) -> Tensor:
@@ -16,38 +19,50 @@ def rope_table(positions_BT: Tensor, width: int, theta: float) -> Tensor:
     return torch.complex(angles.cos(), angles.sin())
 
 
-def rope_reference(x_BTND: Tensor, table_BT1R: Tensor) -> Tensor:
+def rope_reference(x_BTND: Tensor, table_BT1R: Tensor, halves: bool = False) -> Tensor:
     """The same by definition, in x's dtype."""
     R = table_BT1R.shape[-1]
     cos, sin = table_BT1R.real.to(x_BTND.dtype), table_BT1R.imag.to(x_BTND.dtype)
-    even, odd = x_BTND[..., 0 : 2 * R : 2], x_BTND[..., 1 : 2 * R : 2]
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2)
-    return torch.cat((turned, x_BTND[..., 2 * R :]), dim=-1)
+    pairs = x_BTND[..., : 2 * R].unflatten(-1, (2, R) if halves else (R, 2))
+    one, two = pairs.unbind(-2 if halves else -1)
+    turned = torch.stack((one * cos - two * sin, two * cos + one * sin), dim=-2 if halves else -1)
+    return torch.cat((turned.flatten(-2), x_BTND[..., 2 * R :]), dim=-1)
 
 
-def rope(x_BTND: Tensor, table_BT1R: Tensor) -> Tensor:
-    """Turns the first 2R dimensions of every head by its token's position; the rest passes through."""
-    turned: Any = _Turn.apply(x_BTND, table_BT1R)
+def rope(x_BTND: Tensor, table_BT1R: Tensor, form: Form = "eager", halves: bool = False) -> Tensor:
+    """Turns the first 2R dimensions of every head by its token's position; the rest passes through.
+
+    `halves`: pairs are (i, i + R), else neighbours. There is no compiled form: alone it would gain nothing.
+    """
+    assert form != "compiled"
+    if form == "triton":
+        from glm_accelerate.kernels import triton_rope  # here: only some machines have Triton
+
+        return triton_rope.rope(x_BTND, torch.view_as_real(table_BT1R).flatten(0, 2), halves)
+    turned: Any = _Turn.apply(x_BTND, table_BT1R, halves)
     return turned
 
 
-def _turn(x: Tensor, table: Tensor) -> Tensor:
+def _turn(x: Tensor, table: Tensor, halves: bool) -> Tensor:
     """In float32 at least, rounded once."""
     R = table.shape[-1]
     wide = torch.promote_types(x.dtype, torch.float32)
-    pairs = torch.view_as_complex(x[..., : 2 * R].to(wide).unflatten(-1, (-1, 2)).contiguous())
+    pairs = x[..., : 2 * R].to(wide)
+    pairs = pairs.unflatten(-1, (2, R)).transpose(-1, -2) if halves else pairs.unflatten(-1, (R, 2))
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * table.to(wide.to_complex()))
     out = x.clone(memory_format=torch.contiguous_format)
-    out[..., : 2 * R] = torch.view_as_real(pairs * table.to(pairs.dtype)).flatten(-2)
+    out[..., : 2 * R] = (turned.transpose(-1, -2) if halves else turned).flatten(-2)
     return out
 
 
 class _Turn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, table: Tensor, halves: bool) -> Tensor:
         ctx.save_for_backward(table)
-        return _turn(x, table)
+        ctx.halves = halves
+        return _turn(x, table, halves)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None]:
-        (table,) = ctx.saved_tensors
-        return _turn(slopes[0], table.conj()), None  # turning back is the transpose of turning
+    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None, None]:
+        (table,) = ctx.saved_tensors  # turning back is the transpose of turning
+        return _turn(slopes[0], table.conj(), ctx.halves), None, None

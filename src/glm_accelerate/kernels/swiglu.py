@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.compiled import run
 
 
@@ -15,9 +16,13 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def swiglu(gate_up: Tensor, compiled: bool = False) -> Tensor:
-    """silu(first half) * second half. `compiled`: each pass as one compiled loop."""
-    out: Any = (_Compiled if compiled else _SwiGLU).apply(gate_up)
+def swiglu(gate_up: Tensor, form: Form = "eager") -> Tensor:
+    """silu(first half) * second half, in one pass each way where it is compiled or Triton's."""
+    if form == "triton":
+        from glm_accelerate.kernels import triton_swiglu  # here: only some machines have Triton
+
+        return triton_swiglu.swiglu(gate_up)
+    out: Any = (_Compiled if form == "compiled" else _SwiGLU).apply(gate_up)
     return out
 
 

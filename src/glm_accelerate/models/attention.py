@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.attention import attend_cache, attention
+from glm_accelerate.kernels.attention_path import BY_DOCUMENT, attention_path, facts_of
+from glm_accelerate.kernels.choose import Form, form_now
 from glm_accelerate.kernels.fused_attention import rotary_attention
 from glm_accelerate.kernels.rope import rope
+from glm_accelerate.kernels.varlen_attention import varlen_attention
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.linear import Linear
@@ -34,7 +37,8 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, sizes.width, bias=False)
         self.fused, self.head_width, self.layer = sizes.fused_qkv, D, layer
         self.groups = sizes.heads // sizes.kv_heads
-        self.compiled = False
+        self.native = False  # set by `models.bind`
+        self.form: Form = "eager"
 
     def forward(
         self,
@@ -45,20 +49,20 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in self._project(x_BTH))
-        if self.compiled and self.training and prefix is None and cache is None:
+        if self.native and self.training and prefix is None and cache is None:
             turns = torch.view_as_real(table).flatten(0, 2)
             q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
             out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)
             return self.o_proj(out.view(*x_BTH.shape[:-1], -1))
-        q_BTND, k_BTKD = rope(q, table), rope(k, table)
+        form = form_now(self.form, training=False)  # compiled, positions are part of what is above
+        q_BTND, k_BTKD = rope(q, table, form), rope(k, table, form)
         if cache is not None and cache.filled:
             keys, values = cache.append(self.layer, k_BTKD, v)
             out = attend_cache(q_BTND.to(keys.dtype), keys, values, cache.lengths_B + 1, prefix)
         else:
             if cache is not None:
                 cache.fill(self.layer, k_BTKD, v, layout.lengths)
-            lengths = None if layout.whole_rows else layout.lengths
-            out = attention(q_BTND, k_BTKD, v, lengths, prefix)
+            out = _attend(q_BTND, k_BTKD, v, layout, prefix)
         return self.o_proj(out.flatten(-2).to(x_BTH.dtype))
 
     def _project(self, x_BTH: Tensor) -> tuple[Tensor, ...]:
@@ -67,3 +71,13 @@ class Attention(nn.Module):
         qkv = self.query_key_value(x_BTH)
         key = qkv.shape[-1] // (self.groups + 2)  # [q | k | v], with `groups` query heads a key head
         return qkv.split((qkv.shape[-1] - 2 * key, key, key), dim=-1)
+
+
+def _attend(q_BTND: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, layout: Layout, prefix: Prefix | None) -> Tensor:
+    """By the path that `attention_path` names."""
+    facts, training = facts_of(q_BTND.device), torch.is_grad_enabled()
+    path, _ = attention_path(facts, q_BTND.dtype, q_BTND.shape[-1], training, prefix is not None)
+    if path == BY_DOCUMENT:
+        return attention(q_BTND, k_BTKD, v_BTKD, None if layout.whole_rows else layout.lengths, prefix)
+    q_SND, k_SKD, v_SKD = (x.flatten(0, 1) for x in (q_BTND, k_BTKD, v_BTKD))
+    return varlen_attention(path, q_SND, k_SKD, v_SKD, layout.packed, prefix).view_as(q_BTND)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from glm_accelerate.kernels.rms_norm import add_norm, sandwich
+from glm_accelerate.kernels.choose import Form, form_now
+from glm_accelerate.kernels.rms_norm import add_norm, sandwich, sum_norm
 from glm_accelerate.kernels.rope import rope_table
 from glm_accelerate.models.attention import Attention, Prefix
 from glm_accelerate.models.cache import KeyValueCache
@@ -44,7 +45,7 @@ class Block(nn.Module):
         if sizes.sandwich:
             self.post_self_attn_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
             self.post_mlp_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
-        self.compiled = False
+        self.form: Form = "eager"
 
     def forward(
         self,
@@ -55,13 +56,13 @@ class Block(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         attended = self.self_attn(self.input_layernorm(x_BTH), layout, table, prefix, cache)
-        before, compiled = self.post_attention_layernorm, self.compiled and self.training
+        before, form = self.post_attention_layernorm, form_now(self.form, self.training)
         if not self.sandwich:
-            x_BTH = x_BTH + attended
-            return x_BTH + self.mlp(before(x_BTH))
+            x_BTH, normed = sum_norm(x_BTH, attended, before.weight, before.epsilon, form)
+            return x_BTH + self.mlp(normed)
         after, last = self.post_self_attn_layernorm, self.post_mlp_layernorm
-        x_BTH, normed = sandwich(x_BTH, attended, after.weight, before.weight, before.epsilon, compiled)
-        return add_norm(x_BTH, self.mlp(normed), last.weight, last.epsilon, compiled)
+        x_BTH, normed = sandwich(x_BTH, attended, after.weight, before.weight, before.epsilon, form)
+        return add_norm(x_BTH, self.mlp(normed), last.weight, last.epsilon, form)
 
 
 class Decoder(nn.Module):
@@ -72,7 +73,7 @@ class Decoder(nn.Module):
         self.sizes, self.origin = sizes, origin
         self.compute: torch.dtype | None = None  # None: as the embedding is kept
         self.recompute = False
-        self.compiled = False  # set by `models.compiled`, here and in every part
+        self.compiled = False  # set by `models.bind`, with the form of every part
         self.embed = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
         self.layers = nn.ModuleList(Block(sizes, layer) for layer in range(sizes.layers))
         self.norm = RMSNorm(sizes.width, sizes.norm_epsilon)

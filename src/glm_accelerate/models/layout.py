@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from glm_accelerate.kernels.varlen_attention import Documents
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Layout:
     """`documents[r]` are the lengths that tile row r; a token sees its own document up to itself."""
 
@@ -31,12 +34,17 @@ class Layout:
             documents.append(tuple(stop - start for start, stop in pairwise(starts)))
         return Layout(tuple(documents), positions_BT)
 
-    @property
+    @cached_property
     def whole_rows(self) -> bool:
         """Each row is one document: attention can run over the batch at once."""
         return all(len(row) == 1 for row in self.documents)
 
-    @property
-    def lengths(self) -> list[int]:
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
         """Lengths in the order of the flattened rows."""
-        return [length for row in self.documents for length in row]
+        return tuple(length for row in self.documents for length in row)
+
+    @cached_property
+    def packed(self) -> Documents:
+        """The same for kernels of packed rows: made when the first layer asks, on the batch's device."""
+        return Documents.of(self.lengths, self.positions_BT.device)

@@ -5,11 +5,14 @@ So float32 master weights train with bfloat16 products, with no autocast state a
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+
+from glm_accelerate.kernels.product import linear
 
 
 class Linear(nn.Module):
     """out = x @ weight.T + bias. Made empty: weights are loaded or initialised from outside."""
+
+    native = False  # set by `models.bind`: products by our own code
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
@@ -17,8 +20,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return linear(x, self.weight.to(x.dtype), bias)
+        return linear(x, self.weight, self.bias, self.native)
 
     @property
     def inputs(self) -> int:

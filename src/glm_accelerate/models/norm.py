@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from glm_accelerate.kernels.choose import Form, form_now
 from glm_accelerate.kernels.rms_norm import rms_norm
 
 
@@ -13,7 +14,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.epsilon = epsilon
-        self.compiled = False
+        self.form: Form = "eager"
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.epsilon, self.compiled and self.training)
+        return rms_norm(x, self.weight, self.epsilon, form_now(self.form, self.training))

@@ -4,6 +4,7 @@ in the form that transformers (and so vLLM and SGLang) opens. safetensors only; 
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from glm_accelerate.kernels.quantized import Kind
+from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, quantize
+from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES, Family, family_of
 from glm_accelerate.models.locate import locate
@@ -39,10 +43,15 @@ def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
 
 
 def load_model(
-    path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    quantized: Kind | None = None,
 ) -> Decoder:
     """A model with the weights of a Hugging Face directory, in `dtype` (default: as in the files).
 
+    `quantized`: linear layers are packed one by one as they are read.
     On the device `meta` it is checked against its files and has no weights; `part_reader` reads them later.
     """
     directory = locate(str(path))
@@ -51,6 +60,8 @@ def load_model(
         model = Decoder(sizes, Origin(family.name, config, str(directory)))
     theirs = {family.theirs(name): name for name, _ in model.named_parameters()}
     wanted = dict(model.named_parameters())
+    if quantized is not None:
+        quantize(model, quantized)
     strange: list[str] = []
     for file, name, read in _tensors(directory):
         ours = theirs.pop(name, None)
@@ -63,13 +74,14 @@ def load_model(
             raise UserError(
                 f"{name} is {list(tensor.shape)}, config.json says {list(wanted[ours].shape)}", where=file
             )
-        _place(model, ours, torch.empty_like(tensor, dtype=dtype, device=device or "cpu").copy_(tensor))
+        _place(model, ours, tensor, dtype, device or "cpu")
     if theirs or strange:
         raise UserError(
             _mismatch(list(theirs), strange), where=directory, cure="config.json and weights disagree"
         )
     if sizes.tied:
         model.head.weight = model.embed
+    bind_operators(model)
     return model
 
 
@@ -78,7 +90,16 @@ def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]],
     family = FAMILIES[model.origin.family]
     files = {name: file for file, name, _ in _tensors(Path(model.origin.path))}
 
+    @lru_cache(maxsize=1)  # the parts of a packed weight are asked for one after the other
+    def packed(owner: str, kind: Kind, inputs: int, first: int, rows: int) -> PackedWeight:
+        layer = owner.removesuffix(".packed")
+        return PackedWeight(kind, read(f"{layer}.weight", (first, 0), (rows, inputs)))
+
     def read(ours: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        owner, _, leaf = ours.rpartition(".")
+        module = model.get_submodule(owner)
+        if isinstance(module, PackedWeight):
+            return packed(owner, module.kind, module.inputs, offset[0], shape[0]).get_parameter(leaf)
         name = family.theirs(ours)
         region = tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
         with safe_open(str(files[name]), framework="pt") as opened:
@@ -141,11 +162,17 @@ def _mismatch(missing: list[str], strange: list[str]) -> str:
     return "; ".join(parts)
 
 
-def _place(model: nn.Module, name: str, tensor: Tensor) -> None:
+def _place(
+    model: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str
+) -> None:
     """Put a tensor where the meta parameter `name` stood."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
+    if isinstance(module, QuantizedLinear) and leaf == "weight":
+        module.packed.fill(tensor.to(device))  # from the file's numbers, not from those rounded to `dtype`
+        return
+    made = torch.empty_like(tensor, dtype=dtype, device=device).copy_(tensor)
+    setattr(module, leaf, nn.Parameter(made, requires_grad=False))
 
 
 def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -155,6 +182,8 @@ def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str,
     foreign = [name for name in named if "lora_" in name or name.startswith("prefix.")]
     if foreign:
         raise UserError("the model has unmerged adapters", cure="merge them, or save the adapter alone")
+    if any(".packed." in name for name in named):
+        raise UserError("the model is quantised", cure="load it as its files have it")
     if layout == "original" or family.name != "chatglm":
         return {family.theirs(name): tensor.detach() for name, tensor in named.items()}, dict(
             model.origin.config

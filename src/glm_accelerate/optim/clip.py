@@ -4,13 +4,18 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 
-def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale the gradients so that their norm is at most `limit` (0: never). Returns the norm before."""
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
-    if limit > 0 and torch.isfinite(norm):
-        clip_grads_with_norm_(trained, limit, norm)
+def clip(parameters: Iterable[Tensor], limit: float, scale: float = 1.0) -> Tensor:
+    """Scale the gradients so that their norm is at most `limit` (0: never). Returns the norm before.
+
+    Gradients of a loss times `scale` are divided by it in the same pass. Nothing here waits for the device:
+    from a norm that is not finite come gradients that are not, and who reads the norm skips the step.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = get_total_norm(gradients) / scale
+    if gradients and (limit > 0 or scale != 1):
+        share = (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else torch.ones_like(norm)
+        torch._foreach_mul_(gradients, share / scale)  # pyright: ignore[reportPrivateUsage]
     return norm

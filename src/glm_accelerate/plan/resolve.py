@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import aligned
 from glm_accelerate.kernels.compiled import missing
+from glm_accelerate.kernels.float8 import missing as no_float8
+from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
@@ -21,6 +25,7 @@ MOST_EVALUATED = 256
 MOST_BETWEEN = 500  # steps from one evaluation to the next
 CORE_PRODUCTS = 3e11  # floating-point operations a second: about what training reached on a core with AMX
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
+PACKED = ("nf4", "int8", "fp8")  # how a frozen base may be kept besides
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -133,14 +138,31 @@ def _length_reason(config: RunConfig, per_epoch: int) -> str:
 def _dtype(config: RunConfig) -> tuple[str, str]:
     if config.adapt.method == "full":
         return "float32", "full fine-tuning trains float32 master weights"
+    if kind_of(config.adapt) is not None:
+        return config.adapt.base, f"adapt.base: linear layers; the rest {config.model.dtype}"
     if config.adapt.base != "auto":
         return config.adapt.base, "adapt.base"
     return config.model.dtype, "model.dtype"
 
 
+def _frozen_bytes(config: RunConfig, ground: Ground) -> int:
+    """Of the model as it is loaded to be adapted."""
+    return kept_bytes(ground.sizes, getattr(torch, config.model.dtype), kind_of(config.adapt))
+
+
 def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
-    if config.precision.compute != "auto":
-        return config.precision.compute, "the config"
+    asked = config.precision.compute
+    if asked == "fp8":
+        lacking = no_float8()
+        if lacking or config.adapt.base in PACKED:
+            why = lacking or f"a base in {config.adapt.base} is multiplied in its own way"
+            raise UserError(f"precision.compute is fp8: {why}", cure="precision.compute=bfloat16")
+        return asked, "the config; products of layers in 8 bits, the rest bfloat16, norms and loss float32"
+    if asked == "float16":
+        scale = f"the loss times {config.precision.loss_scale:,g} at first"
+        return asked, f"the config; norms and loss float32, {scale}"
+    if asked != "auto":
+        return asked, "the config"
     if hardware.bf16:
         return "bfloat16", f"this {hardware.device} multiplies it in hardware"
     return "float32", f"this {hardware.device} has no fast bfloat16"
@@ -162,7 +184,7 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
                 cure="a divisor, full, or off",
             )
         return asked, "the config"
-    weights = ground.sizes.parameters * ITEM_BYTES[config.model.dtype]
+    weights = _frozen_bytes(config, ground)
     if config.adapt.method == "full":
         return ranks, "full fine-tuning: 16 bytes a weight are divided among all"
     if weights > ground.hardware.free_bytes // 2:
@@ -207,7 +229,7 @@ def _recompute(config: RunConfig, ground: Ground, micro_tokens: int) -> tuple[bo
         return False, "memory of the host is not the limit"
     sizes = ground.sizes
     kept = sizes.layers * micro_tokens * (20 * sizes.width + 8 * sizes.mlp_width) * ITEM_BYTES["bfloat16"]
-    room = ground.hardware.free_bytes - sizes.parameters * ITEM_BYTES[config.model.dtype]
+    room = ground.hardware.free_bytes - _frozen_bytes(config, ground)
     return kept > room // 2, f"activations would take about {kept / 2**30:.1f} of {room / 2**30:.1f} GiB"
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.models.adapt.lora import choose_layers, linear_layers
+from glm_accelerate.models.adapt.quantized import count
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.prove.proof import Proof
 
@@ -13,7 +14,7 @@ from glm_accelerate.prove.proof import Proof
 def prove_coverage(model: Decoder, section: AdaptSection) -> Proof:
     """Counts, for each kind of linear layer, how many of them train."""
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = count(model)
     share = f"{trained:,} of {total:,} weights train ({trained / total:.2%})"
     if section.method == "prefix":
         return Proof("adapters", model.prefix is not None and trained > 0, f"a prefix: {share}")

@@ -9,8 +9,9 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.read import read
 from glm_accelerate.data.tokenizers import Tokenizer
-from glm_accelerate.kernels.choose import choices
 from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.bind import bind_operators, bound
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model, read_config
@@ -31,10 +32,14 @@ def prove_start(config: RunConfig) -> list[Proof]:
     inputs = open_inputs(config.data, directory)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     _, sizes, _ = read_config(directory)
-    model = load_model(directory, dtype=dtype, device=_device_for(sizes.parameters * dtype.itemsize))
+    quantized = kind_of(config.adapt)
+    device = _device_for(kept_bytes(sizes, dtype, quantized))
+    model = load_model(directory, dtype=dtype, device=device, quantized=quantized)
     if config.precision.compute != "auto":
-        model.compute = getattr(torch, config.precision.compute)
+        said = config.precision.compute
+        model.compute = torch.float32 if said in ("float16", "fp8") else getattr(torch, said)  # proven wide
     adapt(model, config.adapt)
+    bind_operators(model)
     return prove_parts(config, model, inputs, directory)
 
 
@@ -61,7 +66,7 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
 
 def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs, model_dir: Path) -> list[Proof]:
     """All proofs of what a run has built."""
-    paths = choices(model.embed.device, model.compute or model.embed.dtype)
+    paths = bound(model)
     return [
         *prove_inputs(config, inputs, model_dir),
         prove_vocabulary(model, inputs.tokenizer),

@@ -80,6 +80,13 @@ def share_cores(processes: int = 1) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
 
 
+def quiet_profiler() -> None:
+    """torch's profiler tells of its stages on stderr unless KINETO_LOG_LEVEL says otherwise. Before its first
+    use.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
 def share_signs(folder: Path) -> None:
     """Where the ranks that we start leave their signs of life."""
     os.environ["GLM_ACCELERATE_SIGNS"] = str(folder)

@@ -25,8 +25,10 @@ from glm_accelerate.data.pipeline import steps
 from glm_accelerate.evaluate.inline import InlineEvaluator
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import is_adapter, load_adapter
-from glm_accelerate.models.compiled import compile_operators
+from glm_accelerate.models.adapt.quantized import kind_of
+from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import part_reader, read_config
 from glm_accelerate.observe.events import EventLog, Events, Observer, last_attempt, read_past
@@ -50,6 +52,7 @@ from glm_accelerate.train.directory import (
     read_first,
 )
 from glm_accelerate.train.fingerprints import fingerprints
+from glm_accelerate.train.half import Half, in_half
 from glm_accelerate.train.lock import only_trainer
 from glm_accelerate.train.loop import Run
 from glm_accelerate.train.mismatch import check
@@ -111,18 +114,21 @@ def built(
         ranks.decide(take)
         settled = _settle(config, directory, start, ranks, on_read)
         ranks.doing.phase = "loading the model"
-        model = _model(settled)
+        model, notes = _model(settled)
         optimizer = build_optimizer(model.named_parameters(), config.optim)
         progress, warnings = _go_on(settled, model, optimizer)
         resumed = None if progress is None else progress.position
+        progress = progress or Progress()
+        first, compute = config.precision.loss_scale, settled.plan.compute
+        half = in_half(model, progress, compute=compute, first=first, seed=config.train.seed)
         ranks.doing.phase = "proving"
         proofs = prove_parts(config, model, settled.inputs, settled.model_dir)
         free(model)
         require(proofs)
         events = _events(settled, observers) if ranks.first else Events([], settled.attempt)
-        for warning in warnings:
+        for warning in [*notes, *warnings]:
             events.emit("warning", {"said": warning})
-        run = _run(settled, model, optimizer, progress or Progress(), events)
+        run = _run(settled, model, optimizer, progress, events, half)
         try:
             yield Built(run, proofs, resumed)
         finally:
@@ -216,27 +222,31 @@ def _begun_on(directory: Path) -> Path | None:
     return Path(said.read_text(encoding="utf-8").strip()) if said.is_file() else None
 
 
-def _model(settled: _Settled) -> Decoder:
-    """On its device and divided as planned. A rank reads its own part alone, unless it has to merge first."""
+def _model(settled: _Settled) -> tuple[Decoder, list[str]]:
+    """On its device and divided as planned; and what is not as planned. A rank reads its own part alone,
+    unless it has to merge first.
+    """
     config, plan, start = settled.config, settled.plan, settled.start
     device, divided = pick_device(), plan.shards > 1
     merges = _begun_on(settled.directory) is not None
     first = device if not divided else torch.device("cpu" if merges else "meta")
-    dtype: torch.dtype = getattr(torch, plan.dtype)
-    model = load_base(settled.directory, settled.model_dir, dtype=dtype, device=first)
-    model.compute = getattr(torch, plan.compute)
+    quantized = kind_of(config.adapt)
+    dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
+    model = load_base(settled.directory, settled.model_dir, dtype=dtype, device=first, quantized=quantized)
+    model.compute = torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute)
     model.recompute = plan.recompute
     adapt(model, config.adapt, config.train.seed)
     if not settled.choice.paths and start.init_from is not None and is_adapter(start.init_from):
         load_adapter(model, start.init_from)
+    left = float8_products(model) if plan.compute == "fp8" else []
     if divided:
         mesh = make_mesh(device, settled.ranks.count, plan.shards)
         shard(model, list(model.layers), ["hidden"], mesh)
         if first.type == "meta":
             fill(model, part_reader(model), device, settled.ranks)
-    if plan.compile:
-        compile_operators(model)  # it asks on which device the model is
-    return model
+    bind_operators(model, compiled=plan.compile)  # it asks on which device the model is
+    stay = "in bfloat16: 8-bit products go along multiples of 16"
+    return model, [f"{len(left)} layers, as {left[0]}, stay {stay}"] if left else []
 
 
 def _go_on(settled: _Settled, model: Decoder, optimizer: Optimizer) -> tuple[Progress | None, list[str]]:
@@ -251,8 +261,9 @@ def _go_on(settled: _Settled, model: Decoder, optimizer: Optimizer) -> tuple[Pro
         with lease(path):
             reader = Reader(path)
             said = check(reader.manifest.fingerprints, settled.prints, path, settled.start.accept)
-            restore(reader, model, optimizer, ranks, path)
-            return Progress.from_json(reader.state()), said
+            told = Progress.from_json(reader.state())
+            restore(reader, model, optimizer, ranks, path, begun=told.applied > 0)
+            return told, said
 
     def read_together(path: Path) -> tuple[Progress, list[str]]:
         """Each rank reads its own parts; one that finds damage speaks for all."""
@@ -283,7 +294,14 @@ def _events(settled: _Settled, observers: Sequence[Observer]) -> Events:
     return Events([*logs, *open_sinks(config.observe.sinks, directory, config), *observers], settled.attempt)
 
 
-def _run(settled: _Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events) -> Run:
+def _run(
+    settled: _Settled,
+    model: Decoder,
+    optimizer: Optimizer,
+    progress: Progress,
+    events: Events,
+    half: Half | None,
+) -> Run:
     config, plan, ranks, inputs = settled.config, settled.plan, settled.ranks, settled.inputs
     said = launched()
     job = said.job if said is not None else ""
@@ -326,6 +344,7 @@ def _run(settled: _Settled, model: Decoder, optimizer: Optimizer, progress: Prog
         saver=saver,
         ranks=ranks,
         evaluate=_evaluation(settled, model, progress, events),
+        half=half,
     )
 
 

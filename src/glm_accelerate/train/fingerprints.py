@@ -12,6 +12,7 @@ from glm_accelerate.checkpoint.find import resolve_path
 from glm_accelerate.checkpoint.format import MANIFEST
 from glm_accelerate.config.schema import AdaptSection, OptimSection, RunConfig
 from glm_accelerate.data.inputs import Inputs
+from glm_accelerate.models.adapt.quantized import kind_of
 from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime import env
@@ -50,13 +51,17 @@ def fingerprints(
         "updates": _updates(optim),
         "adapt": _adapt(config.adapt),
         "dropout": f"{config.adapt.dropout}" if config.adapt.method in ("lora", "prefix") else "none",
-        "precision": f"weights {plan.dtype}, products {plan.compute}",
+        "precision": f"weights {_kept(config, plan)}, products {plan.compute}",
         "ranks": str(ranks),
         "passes": f"{plan.micro_tokens} tokens",
         "device": _device(),
         "versions": f"glm-accelerate {version('glm-accelerate')}, torch {torch.__version__}",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _kept(config: RunConfig, plan: RunPlan) -> str:
+    return f"{plan.dtype} and {config.model.dtype}" if kind_of(config.adapt) else plan.dtype
 
 
 def _updates(optim: OptimSection) -> str:

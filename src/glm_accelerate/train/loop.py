@@ -17,6 +17,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import memory_in_use, reset_peak
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.train.half import Half, settle
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import Outcome, update
@@ -38,6 +39,7 @@ class Run:
     saver: Saver
     ranks: Ranks
     evaluate: Callable[[], None] | None
+    half: Half | None = None  # in float16
 
 
 def loop(run: Run, stop: StopRequest) -> str:
@@ -48,7 +50,10 @@ def loop(run: Run, stop: StopRequest) -> str:
         began = time.perf_counter()
         ranks.doing.step, ranks.doing.phase = step.number, "training"
         reset_peak(run.device)
+        if run.half is not None:
+            settle(run.half, run.model, step, progress, run.device, ranks, run.events)
         learning_rate = run.config.optim.learning_rate * _rate(run)
+        scale = progress.scale.value if progress.scale is not None else 1.0
         seed_all(step_seed(run.config.train.seed, step.number, ranks.rank))
         outcome = update(
             run.model,
@@ -58,11 +63,13 @@ def loop(run: Run, stop: StopRequest) -> str:
             learning_rate=learning_rate,
             limit=run.config.optim.clip,
             ranks=ranks,
+            scale=scale,
         )
         seconds = time.perf_counter() - began
         usual = progress.level.usual
-        progress.record(step, outcome.applied, outcome.loss)
-        run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds))
+        progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
+        scaled = {"loss_scale": scale} if run.half is not None else {}
+        run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds) | scaled)
         if progress.level.jumped == step.number:
             said = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
             run.events.emit("warning", {"said": f"{said}: checkpoints are suspect until it is back"})
@@ -79,7 +86,8 @@ def loop(run: Run, stop: StopRequest) -> str:
             run.saver.save(final=bool(last or failing or stopping))
         if failing:
             raise UserError(
-                f"gradients not finite {progress.bad_in_a_row} steps in a row (up to step {step.number})",
+                f"gradients not finite {progress.bad_in_a_row} steps in a row (up to step {step.number})"
+                + (", at the lowest loss scale" if run.half is not None else ""),
                 cure="a lower optim.learning_rate, a longer optim.warmup, or precision.compute=float32",
             )
         if stopping and not last:

@@ -41,7 +41,7 @@ COVERED_BY = {
     "optim.learning_rate optim.schedule optim.warmup optim.decay optim.floor",
     "updates": "optim.betas optim.epsilon optim.weight_decay optim.clip",
     "dropout": "adapt.dropout",
-    "precision": "model.dtype adapt.base precision.compute",
+    "precision": "model.dtype adapt.base precision.compute precision.loss_scale precision.raise_after",
 }
 
 NEW_RUN = "--run DIR and --init-from for a new run on these weights"

@@ -16,6 +16,7 @@ from glm_accelerate.checkpoint.foreign import Foreign
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
 from glm_accelerate.optim.build import load_optimizer_state, optimizer_state
+from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.parallel.part import as_part, local_of, part_of
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
@@ -24,25 +25,42 @@ from glm_accelerate.train.spike import Level, follow
 Pieces = dict[str, dict[str, Piece]]
 
 
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """The layers that float16 cannot hold, and before which step that was measured."""
+
+    step: int
+    layers: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Progress:
     """Where a run stands. The one mutable object of the training loop."""
 
     position: int = 0  # steps whose samples are consumed
     applied: int = 0  # steps that moved the weights: what the schedule counts
-    bad_in_a_row: int = 0  # steps in a row whose gradients were not finite
+    bad_in_a_row: int = 0  # steps in a row whose gradients were not finite, whatever the loss scale
     bad: int = 0  # all of them
     tokens: int = 0  # unpadded, over the whole run
     losses: dict[int, float] = field(default_factory=dict)  # held-out loss by step
     level: Level = field(default_factory=Level)  # of the training loss
+    scale: Scale | None = None  # of the loss, in float16
+    wide: Wide | None = None  # in float16, once it is measured
 
-    def record(self, step: Step, applied: bool, loss: float) -> None:
-        """A step is over. One that was not applied uses up its samples but does not advance the schedule."""
+    def record(self, step: Step, applied: bool, loss: float, patience: int) -> None:
+        """A step is over. One that was not applied uses up its samples but does not advance the schedule.
+
+        In float16 it is no bad one while the loss scale can still be lowered.
+        """
+        bad = not applied
+        if self.scale is not None and (applied or step.targets):
+            bad = bad and self.scale.lowest
+            self.scale = rescale(self.scale, applied, patience=patience)
         self.position = step.number
         self.tokens += step.tokens
         self.applied += applied
-        self.bad += not applied
-        self.bad_in_a_row = 0 if applied else self.bad_in_a_row + 1
+        self.bad += bad
+        self.bad_in_a_row = 0 if applied else self.bad_in_a_row + bad
         if applied:
             self.level = follow(self.level, step.number, loss)
 
@@ -55,8 +73,15 @@ class Progress:
         """What `to_json` gave."""
         losses = {int(step): loss for step, loss in said["losses"].items()}
         level = Level(**said.get("level", {}))  # not in the first checkpoints
-        rest = {key: int(value) for key, value in said.items() if key not in ("losses", "level")}
-        return Progress(**rest, losses=losses, level=level)
+        scale, wide = said.get("scale"), said.get("wide")
+        rest = {key: int(value) for key, value in said.items() if isinstance(value, int)}
+        return Progress(
+            **rest,
+            losses=losses,
+            level=level,
+            scale=None if scale is None else Scale(**scale),
+            wide=None if wide is None else Wide(wide["step"], tuple(wide["layers"])),
+        )
 
 
 class Source(Protocol):
@@ -105,13 +130,18 @@ def moved(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Pieces:
     return {WEIGHTS: _owned(weights, ranks), OPTIMIZER: _owned(moments, ranks)}
 
 
-def restore(source: Source, model: nn.Module, optimizer: Optimizer, ranks: Ranks, where: object) -> None:
-    """Put weights and moments back, of whatever number of ranks they came from."""
+def restore(
+    source: Source, model: nn.Module, optimizer: Optimizer, ranks: Ranks, where: object, *, begun: bool = True
+) -> None:
+    """Put weights and moments back, of whatever number of ranks they came from.
+
+    `begun`: some step was applied. Before that, while a loss scale comes down, there are no moments.
+    """
     weights = trained(model)
     if weights.keys() != set(source.names(WEIGHTS)):
         odd = sorted(weights.keys() ^ set(source.names(WEIGHTS)))
         raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
-    if not source.names(OPTIMIZER):
+    if begun and not source.names(OPTIMIZER):
         raise UserError(
             "holds weights only: a run cannot go on from it", where=where, cure="a new run with --init-from"
         )

@@ -45,16 +45,19 @@ def batch_loss(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
     return linear_cross_entropy(hidden_SH, model.head.weight, labels_S, compiled=compiled)
 
 
-def forward_backward(model: Decoder, step: Step, device: torch.device, *, together: bool = False) -> Tensor:
+def forward_backward(
+    model: Decoder, step: Step, device: torch.device, *, together: bool = False, scale: float = 1.0
+) -> Tensor:
     """Adds the gradients of this rank's batches to the parameters; returns their loss, on the device.
 
     `together`: the model is divided over ranks, so that batches without targets are run too.
+    `scale`: the gradients are so many times those of the loss.
     """
     total = torch.zeros((), device=device)
     for batch in step.batches:
         if batch.targets or together:
             loss = batch_loss(model, batch, device) / max(1, step.targets)
-            loss.backward()
+            (loss * scale).backward()
             total += loss.detach()
     return total
 
@@ -68,13 +71,15 @@ def update(
     learning_rate: float,
     limit: float,
     ranks: Ranks = ALONE,
+    scale: float = 1.0,
 ) -> Outcome:
-    """One whole step, the same on every rank: all apply it or none does."""
-    loss = forward_backward(model, step, device, together=ranks.count > 1)
+    """One whole step, the same on every rank: all apply it or none does. `scale`: of the loss, in float16."""
+    loss = forward_backward(model, step, device, together=ranks.count > 1, scale=scale)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sum_gradients(trained, ranks)
-    norm = float(whole(clip(trained, limit)))
-    total, odd = ranks.total([float(loss), not math.isfinite(norm)])
+    norms = whole(clip(trained, limit, scale)).to(loss)
+    own, norm = torch.stack((loss, norms)).tolist()  # the one place that waits for the device
+    total, odd = ranks.total([own, not math.isfinite(norm)])
     applied = math.isfinite(total) and not odd and step.targets > 0
     if applied:
         set_rate(optimizer, learning_rate)

@@ -179,11 +179,13 @@ def test_every_preset_loads_and_says_for_whom() -> None:
     names = preset_names()
     models = ("chatglm3-6b", "glm4-9b-chat", "glm4-9b-0414", "glm4-32b-0414")
     methods = ("lora", "full", "freeze", "prefix", "pretrain")
-    assert set(names) == {f"{model}-{method}" for model in models for method in methods}
+    quantised = {"glm4-9b-chat-qlora", "glm4-9b-0414-qlora"}
+    assert set(names) == {f"{model}-{method}" for model in models for method in methods} | quantised
     for name in names:
         config = load_config(f"preset:{name}", ["data.train=my.jsonl", "train.steps=3"])
         method = name.rsplit("-", 1)[1]
-        assert config.adapt.method == ("full" if method == "pretrain" else method)
+        assert config.adapt.method == {"pretrain": "full", "qlora": "lora"}.get(method, method)
+        assert config.adapt.base == ("nf4" if method == "qlora" else "auto")
         assert config.model.path.split("/")[1].lower().replace("-", "").startswith(name.split("-")[0])
         text = (SCHEMA.parent / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
         assert text.startswith("# ")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glm_accelerate.kernels.compiled import missing
-from glm_accelerate.models.compiled import compile_operators
+from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
 
@@ -28,7 +28,7 @@ def test_gradients_are_those_of_the_eager_model(family: str, make_model: Callabl
         model = load_model(directory).train().requires_grad_(True)
         model.compute = compute
         if len(found) == 2:
-            compile_operators(model)
+            bind_operators(model, compiled=True)
         out = model.hidden(tokens, layout)
         (out * slope).sum().backward()
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -40,6 +40,6 @@ def test_gradients_are_those_of_the_eager_model(family: str, make_model: Callabl
         error, other = ((each[name] - truth).abs().max() / size for each in (mine, eager))
         assert error <= 2 * other + 0.01, name
     eager_model, compiled_model = (load_model(directory).eval() for _ in range(2))
-    compile_operators(compiled_model)
+    bind_operators(compiled_model, compiled=True)
     with torch.no_grad():
         assert torch.equal(compiled_model(tokens), eager_model(tokens))

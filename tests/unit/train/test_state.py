@@ -1,10 +1,12 @@
 """Every item of a run's resume state counts: left out in turn, each makes a resumed run differ from one that
-was never interrupted. The window is a hard one: the second epoch, in which a third begins, gradients that are
-not finite before and after the cut, a jump of the loss, evaluations; every step's checkpoint is compared.
+was never interrupted. The windows are hard ones: the second epoch, in which a third begins, gradients that
+are not finite around the cut, a jump of the loss, a loss scale that falls and rises, evaluations; every
+step's checkpoint is compared.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.optim.precision import Scale
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train import step as step_module
 from glm_accelerate.train.run import train
@@ -24,22 +27,43 @@ from glm_accelerate.train.state import Progress
 Said = dict[str, Any]
 Item = tuple[str, ...]  # of an item: weights, a moment's name, or keys into state.json
 LAST, CUT = 14, 8  # 22 samples in steps of 4: the epochs begin with steps 1, 7 and 12
-JUMP, BAD = 5, (7, 8, 9)
+FIRST = 4.0  # loss scale
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the loss jumps, which steps are not finite, and which items cannot show in it."""
+
+    compute: str
+    jump: int
+    bad: tuple[int, ...]
+    still: frozenset[str]
+
+
+WINDOWS = {
+    "float32": Window("float32", 5, (7, 8, 9), frozenset({"scale", "wide"})),
+    "float16": Window("float16", 4, (5, 6, 10), frozenset({"bad", "bad_in_a_row"})),  # lowered, never bad
+}
 
 
 @pytest.fixture
-def config(tiny_run: Said, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+def configure(tiny_run: Said, monkeypatch: pytest.MonkeyPatch) -> Callable[[Window], RunConfig]:
     """The tiny run with dropout, saving each step; at some steps what training computes is spoilt."""
+    return lambda window: _config(tiny_run, monkeypatch, window)
+
+
+def _config(tiny_run: Said, monkeypatch: pytest.MonkeyPatch, window: Window) -> RunConfig:
     real = step_module.forward_backward
 
     def spoilt(model: Any, step: Any, device: Any, **words: Any) -> Tensor:
         loss = real(model, step, device, **words)
-        if step.number in BAD:
+        if step.number in window.bad:
             next(one.grad for one in model.parameters() if one.grad is not None).fill_(float("inf"))
-        return loss * 100 if step.number == JUMP else loss
+        return loss * 100 if step.number == window.jump else loss
 
     monkeypatch.setattr(step_module, "forward_backward", spoilt)
     sections = {
+        "precision": {"compute": window.compute, "loss_scale": FIRST, "raise_after": 3},
         "train": {"steps": LAST, "step_samples": 4, "max_bad_steps": 5},
         "evaluate": {"every": 3, "metrics": ["loss"]},
         "checkpoint": {"every": 1, "wait": True, "keep_last": LAST},
@@ -51,25 +75,33 @@ def at(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"checkpoint-{step}"
 
 
-def items(reader: Reader) -> Iterator[Item]:
+def at_the_start(window: Window) -> Said:
+    scale = Scale(FIRST) if window.compute == "float16" else None
+    return Progress(scale=scale).to_json()
+
+
+def items(reader: Reader, window: Window) -> Iterator[Item]:
     """All that the checkpoint holds: found in it, so that nothing new is forgotten here."""
     yield (WEIGHTS,)
     for moment in sorted({name.partition("::")[2] for name in reader.names(OPTIMIZER)}):
         yield (OPTIMIZER, moment)
-    fresh = Progress().to_json()
+    fresh = at_the_start(window)
     for key, value in reader.state().items():
+        if key in window.still:
+            assert value == fresh[key]
+            continue
         assert value != fresh[key], f"{key} is as at the start: this window shows nothing of it"
-        parts = isinstance(value, dict) and value.keys() == fresh[key].keys()
+        parts = isinstance(value, dict) and fresh[key] is not None and value.keys() == fresh[key].keys()
         for part in value if parts else ("",):
             assert not parts or value[part] != fresh[key][part], f"{key}.{part} is as at the start"
             yield (key, part) if parts else (key,)
 
 
-def leave_out(run: Path, item: Item) -> None:
+def leave_out(run: Path, item: Item, window: Window) -> None:
     """The checkpoint as if the item had been forgotten: zeros for tensors, values as at the start."""
     reader = Reader(at(run, CUT))
     groups = {group: reader.group(group) for group in (WEIGHTS, OPTIMIZER)}
-    state, manifest, fresh = reader.state(), reader.manifest, Progress().to_json()
+    state, manifest, fresh = reader.state(), reader.manifest, at_the_start(window)
     if item[0] in groups:
         for name, tensor in groups[item[0]].items():
             if item in ((WEIGHTS,), (OPTIMIZER, name.partition("::")[2])):
@@ -95,16 +127,21 @@ def first_difference(whole: Path, other: Path) -> int | None:
     return None
 
 
-def test_every_item_left_out_is_noticed(config: RunConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WINDOWS)
+def test_every_item_left_out_is_noticed(
+    name: str, configure: Callable[[Window], RunConfig], tmp_path: Path
+) -> None:
+    window = WINDOWS[name]
+    config = configure(window)
     whole, cut, again = (tmp_path / name for name in ("whole", "cut", "again"))
     assert train(config, whole).done
     assert not train(config, cut, stop_after=CUT).done
     noticed: dict[str, int | None] = {}
-    for item in [(), *items(Reader(at(cut, CUT)))]:
+    for item in [(), *items(Reader(at(cut, CUT)), window)]:
         shutil.rmtree(again, ignore_errors=True)
         shutil.copytree(cut, again, symlinks=True)
         if item:
-            leave_out(again, item)
+            leave_out(again, item, window)
         try:
             train(config, again)
         except UserError:

@@ -6,6 +6,7 @@ import torch
 
 from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.adapt.prefix import add_prefix
+from glm_accelerate.models.adapt.quantized import kind_of, quantize
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def adapt(model: Decoder, section: "AdaptSection", seed: int = 0) -> None:
-    """Leave trainable what `section` asks for, freeze the rest, in place. What trains is float32."""
+    """Leave trainable what `section` asks for, freeze the rest, in place. What trains is float32.
+
+    A base that `section` wants quantised is packed here, unless it was as it was loaded.
+    """
+    if (kind := kind_of(section)) is not None:
+        quantize(model, kind)
     if section.method == "lora":
         add_lora(model, LoraSettings(section.rank, section.alpha, section.dropout, section.targets), seed)
     elif section.method == "prefix":

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.lora import lora_linear
+from glm_accelerate.kernels.quantized import add_adapter
+from glm_accelerate.models.adapt.quantized import QuantizedLinear
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES
 from glm_accelerate.models.linear import Linear
@@ -35,9 +37,13 @@ class LoraLinear(Linear):
     def __init__(self, around: Linear, settings: LoraSettings, generator: torch.Generator) -> None:
         nn.Module.__init__(self)
         self.weight, self.bias = around.weight, around.bias
+        self._begin(around, settings, generator)
+
+    def _begin(self, around: Linear, settings: LoraSettings, generator: torch.Generator) -> None:
         bound = 1 / math.sqrt(around.inputs)  # what kaiming_uniform(a=sqrt(5)) comes to
         A = torch.empty(settings.rank, around.inputs).uniform_(-bound, bound, generator=generator)
-        device = "cpu" if around.weight.is_meta else around.weight.device  # its weights may come later
+        beside = next(around.parameters())
+        device = "cpu" if beside.is_meta else beside.device  # its weights may come later
         self.lora_A = nn.Parameter(A.to(device))
         self.lora_B = nn.Parameter(torch.zeros(around.outputs, settings.rank, device=device))
         self.scale, self.share = settings.scale, settings.dropout
@@ -45,7 +51,8 @@ class LoraLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         share = self.share if self.training else 0.0
-        return lora_linear(x, weight, bias, self.lora_A, self.lora_B, scale=self.scale, dropout=share)
+        adapter = (self.lora_A, self.lora_B)
+        return lora_linear(x, weight, bias, *adapter, scale=self.scale, dropout=share, native=self.native)
 
     def merged(self) -> Linear:
         """The plain layer that computes the same without dropout."""
@@ -55,6 +62,32 @@ class LoraLinear(Linear):
         plain.weight = nn.Parameter((self.weight.float() + delta).to(self.weight.dtype), requires_grad=False)
         plain.bias = self.bias
         return plain
+
+    @property
+    def inputs(self) -> int:
+        return self.lora_A.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        return self.lora_B.shape[0]
+
+
+class QuantizedLora(LoraLinear):
+    """The same beside a packed weight."""
+
+    def __init__(self, around: QuantizedLinear, settings: LoraSettings, generator: torch.Generator) -> None:
+        nn.Module.__init__(self)
+        self.packed, self.bias = around.packed, around.bias
+        self._begin(around, settings, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, share = self.packed(x, self.bias), self.share if self.training else 0.0
+        return add_adapter(out, x, self.lora_A, self.lora_B, scale=self.scale, dropout=share)
+
+    def merged(self) -> Linear:
+        raise UserError(
+            "a quantised base takes no adapter in", cure="merge into the model as its files have it"
+        )
 
 
 def adapted_layers(model: Decoder) -> list[tuple[str, LoraLinear]]:
@@ -98,7 +131,11 @@ def add_lora(model: Decoder, settings: LoraSettings, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, layer in choose_layers(model, settings.targets):
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, LoraLinear(layer, settings, generator))
+        if isinstance(layer, QuantizedLinear):
+            made = QuantizedLora(layer, settings, generator)
+        else:
+            made = LoraLinear(layer, settings, generator)
+        setattr(model.get_submodule(owner), leaf, made)
 
 
 def merge(model: Decoder) -> None:

@@ -1,0 +1,64 @@
+"""GELU, by tanh (ChatGLM-6B) or by erf, and GEGLU (GLM-130B), whose activation is on the second half."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu as torch_gelu
+
+from glm_accelerate.kernels.choose import Form
+
+Shape = Literal["tanh", "none"]  # how the normal distribution is computed; "none", by erf, is exact
+
+
+def gelu_reference(x: Tensor, shape: Shape = "none") -> Tensor:
+    """The same by definition: x times the share of a normal distribution below x."""
+    if shape == "none":
+        return x * 0.5 * (1 + torch.erf(x * 0.5**0.5))
+    return x * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def geglu_reference(x: Tensor, shape: Shape = "none") -> Tensor:
+    """The same by definition: first half * gelu(second half)."""
+    one, two = x.chunk(2, dim=-1)
+    return one * gelu_reference(two, shape)
+
+
+def gelu(x: Tensor, shape: Shape = "none", form: Form = "eager") -> Tensor:
+    """Keeps x alone. There is no compiled form."""
+    assert form != "compiled"
+    if form == "triton":
+        from glm_accelerate.kernels import triton_gelu  # here: only some machines have Triton
+
+        return triton_gelu.gelu(x, shape == "tanh", gated=False)
+    return torch_gelu(x, approximate=shape)
+
+
+def geglu(x: Tensor, shape: Shape = "none", form: Form = "eager") -> Tensor:
+    """First half * gelu(second half). Keeps x alone. There is no compiled form."""
+    assert form != "compiled"
+    if form == "triton":
+        from glm_accelerate.kernels import triton_gelu  # here: only some machines have Triton
+
+        return triton_gelu.gelu(x, shape == "tanh", gated=True)
+    out: Any = _GEGLU.apply(x, shape)
+    return out
+
+
+class _GEGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: Shape) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.shape = shape
+        one, two = x.chunk(2, dim=-1)
+        return torch_gelu(two, approximate=shape).mul_(one)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None]:
+        (x,), (slope,) = ctx.saved_tensors, slopes
+        one, two = x.chunk(2, dim=-1)
+        made = torch.empty_like(x)
+        made_one, made_two = made.chunk(2, dim=-1)
+        torch.mul(slope, torch_gelu(two, approximate=ctx.shape), out=made_one)
+        torch.ops.aten.gelu_backward.grad_input(slope * one, two, approximate=ctx.shape, grad_input=made_two)
+        return made, None

@@ -1,0 +1,78 @@
+"""Our CPU operators in C++, compiled once for this machine and kept in the user's cache.
+
+They need a compiler and a processor with tiles for bfloat16 (AMX); without either, PyTorch's operators run.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from glm_accelerate.runtime import env
+
+SOURCES = ("product.cpp", "lora.cpp", "attention.cpp")
+HEADER = "lanes.h"
+FLAGS = (
+    *("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math"),
+    *("-std=gnu++20", "-fPIC", "-shared", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-Wno-psabi"),
+)
+PROCESSOR = Path("/proc/cpuinfo")
+
+
+def lacking() -> str | None:
+    """What this machine has not got to build and run them, or None. Compiles nothing."""
+    flags = next((line for line in _processor() if line.startswith("flags")), "")
+    if "amx_bf16" not in flags.split():
+        return "no bfloat16 tiles (AMX) in this processor"
+    name = env.compiler() or "g++"
+    return None if shutil.which(name) else f"no C++ compiler ({name})"
+
+
+@cache
+def load() -> str | None:
+    """Have the operators ready as torch.ops.glm_accelerate. Returns why they are not, or None."""
+    said = lacking()
+    if said is not None:
+        return said
+    here = Path(__file__).parent
+    identity = hashlib.sha256("\n".join([torch.__version__, *FLAGS, *_processor()]).encode())
+    for name in (*SOURCES, HEADER):
+        identity.update((here / name).read_bytes())
+    library = env.cache_root() / "native" / f"{identity.hexdigest()[:32]}.so"
+    if not library.is_file():
+        failed = _compile(here, library)
+        if failed is not None:
+            return failed
+    torch.ops.load_library(str(library))
+    return None if torch.ops.glm_accelerate.has_tiles() else "this torch makes no products with tiles"
+
+
+def _processor() -> list[str]:
+    """What is the same for every core: a library is only used on the kind that it was made for."""
+    if not PROCESSOR.is_file():
+        return []
+    lines = PROCESSOR.read_text().split("\n\n")[0].splitlines()
+    return [line for line in lines if line.startswith(("model", "flags", "cpu family", "stepping"))]
+
+
+def _compile(here: Path, library: Path) -> str | None:
+    """Published by renaming, so that processes that compile at once do not see half of it."""
+    root = Path(torch.__file__).parent
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / "library.so"
+        include = (root / "include", root / "include" / "torch" / "csrc" / "api" / "include")
+        words = [env.compiler() or "g++", *FLAGS, *(f"-I{path}" for path in include)]
+        words += [str(here / name) for name in SOURCES]
+        words += ["-o", str(made), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
+            return f"{words[0]} failed: {reason}"
+        os.replace(made, library)
+    return None

@@ -1,0 +1,62 @@
+// Sixteen numbers at a time, spelled out: compilers do not see through loops with a mask or a maximum.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace glm {
+
+constexpr int64_t LANES = 16;
+using Floats = float __attribute__((vector_size(64)));
+using Words = int32_t __attribute__((vector_size(64)));
+using Counts = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+constexpr Words COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+inline Floats load(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+// bfloat16 is the upper half of a float.
+inline Floats load(const uint16_t* from) {
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+}
+
+// To the nearest, ties to even.
+inline void store(uint16_t* to, Floats x) {
+  const Words bits = reinterpret_cast<Words>(x);
+  const Halves made = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+  std::memcpy(to, &made, sizeof made);
+}
+
+inline float wide(uint16_t bits) {
+  const uint32_t word = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+inline uint16_t narrow(float value) {
+  uint32_t word;
+  std::memcpy(&word, &value, sizeof word);
+  return static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+inline Floats max(Floats x, Floats y) { return x < y ? y : x; }  // x, if it is NaN
+inline Floats min(Floats x, Floats y) { return y < x ? y : x; }
+
+inline float sum(Floats x) {
+  float total = 0;
+  for (int64_t l = 0; l < LANES; ++l) total += x[l];
+  return total;
+}
+
+}  // namespace glm

@@ -1,0 +1,78 @@
+"""The form of every operator in a model, set once from outside, and the list of what it came to."""
+
+from collections import Counter
+
+import torch
+
+from glm_accelerate.kernels.attention_path import facts_of
+from glm_accelerate.kernels.choose import Choice, Work, choices, choose_form
+from glm_accelerate.kernels.native.build import load as native_library
+from glm_accelerate.kernels.quantized import nf4_path
+from glm_accelerate.models.adapt.lora import LoraLinear
+from glm_accelerate.models.adapt.quantized import PackedWeight
+from glm_accelerate.models.attention import Attention
+from glm_accelerate.models.decoder import Block, Decoder
+from glm_accelerate.models.float8 import Float8Linear, Float8LoraLinear
+from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.mlp import MLP
+from glm_accelerate.models.norm import RMSNorm
+
+PARTS = (Attention, Block, MLP, RMSNorm)  # those that have a form
+
+
+def bind_operators(model: Decoder, *, compiled: bool = False) -> None:
+    """As `choose_form` says for device and dtype; `compiled` asks for our own CPU operators too."""
+    device, compute = model.embed.device, model.compute or model.embed.dtype
+    form, _ = choose_form(facts_of(device), compute, compiled)
+    assert not (compiled and form == "eager")  # float64: sums are float32
+    native = compiled and _native(model) is None
+    model.compiled = compiled
+    for part in model.modules():
+        if isinstance(part, PARTS):
+            part.form = form
+        if isinstance(part, Attention | Linear):
+            part.native = native
+
+
+def bound(model: Decoder, *, training: bool = True) -> list[Choice]:
+    """Every operator's path in this model. That its parts hold what the list says is our own invariant."""
+    facts, compute, sizes = facts_of(model.embed.device), model.compute or model.embed.dtype, model.sizes
+    prefix, compiled = model.prefix is not None, model.compiled
+    form, _ = choose_form(facts, compute, compiled)
+    held = {part.form for part in model.modules() if isinstance(part, PARTS)}
+    assert held == {form}, f"operators are bound as {held}, chosen was {form}: bind_operators was not called"
+    native = _native(model) if compiled else "not asked for"
+    work = Work(compute, sizes.sandwich, sizes.head_width, training, compiled, prefix, native)
+    return [*choices(facts, work), *_products(model)]
+
+
+def _native(model: Decoder) -> str | None:
+    """Why our own CPU operators do not run this model, or None."""
+    if model.embed.device.type != "cpu" or (model.compute or model.embed.dtype) != torch.bfloat16:
+        return "they are for bfloat16 on a CPU"
+    return native_library()
+
+
+def _products(model: Decoder) -> list[Choice]:
+    """Linear layers by their kind, and how many there are of each."""
+    layers = (part for part in model.modules() if isinstance(part, Linear))
+    kinds = Counter(_kind(layer) for layer in layers)
+    packed = {part.kind for part in model.modules() if isinstance(part, PackedWeight)}
+    unpacking = [nf4_path(model.embed.device)] if "nf4" in packed else []
+    return [
+        *(Choice(kind, f"{count} of the layers", why) for (kind, why), count in kinds.items()),
+        *unpacking,
+    ]
+
+
+def _kind(layer: Linear) -> tuple[str, str]:
+    packed = next((part.kind for part in layer.children() if isinstance(part, PackedWeight)), None)
+    base = f"a frozen {packed} base" if packed else "the frozen weight"
+    if isinstance(layer, Float8Linear | Float8LoraLinear):
+        how = "simulated: this machine has no 8-bit products" if layer.simulated else "8-bit products"
+        return "fp8 LoRA" if isinstance(layer, LoraLinear) else "fp8", how
+    if isinstance(layer, LoraLinear):
+        return f"{packed} LoRA" if packed else "LoRA", f"added into the product with {base}, own backward"
+    if packed:
+        return packed, "unpacked for the product"
+    return "plain products", "rows shared out over threads" if layer.native else "torch's"

@@ -1,0 +1,80 @@
+"""float16 on several real processes: all skip the same steps, choose the same layers, learn what one does."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from glm_accelerate.checkpoint.audit import compare
+from glm_accelerate.observe.events import read_events
+
+Said = dict[str, Any]
+STEPS = 12
+
+
+@pytest.fixture
+def config(tiny_run: Said, tmp_path: Path) -> Path:
+    """A first loss scale at which some steps overflow, and a layer with numbers beyond float16."""
+    file = Path(tiny_run["model"]["path"]) / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.gate_up_proj.weight"] *= 1000
+    save_file(weights, file, metadata={"format": "pt"})
+    said = {
+        **tiny_run,
+        "adapt": {"method": "full"},
+        "train": {"steps": STEPS, "step_samples": 4},
+        "optim": {"learning_rate": 1e-3, "epsilon": 1e-3},
+        "precision": {"compute": "float16", "loss_scale": 2.0**24},
+        "evaluate": {"every": 100},
+        "checkpoint": {"every": 4, "wait": True},
+    }
+    path = tmp_path / "half.yaml"
+    path.write_text(yaml.safe_dump(said))
+    return path
+
+
+def go(config: Path, run: Path, ranks: int, *more: str) -> list[Said]:
+    line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
+    line += ["--nproc", str(ranks), *more]
+    answer = subprocess.run(line, check=False, capture_output=True, text=True, timeout=55)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return read_events(run / "events.jsonl")
+
+
+def kinds(events: list[Said], kind: str) -> list[Said]:
+    return [event for event in events if event["kind"] == kind]
+
+
+@pytest.mark.parametrize(("ranks", "shard"), [(2, "off"), (3, "full")])
+def test_ranks_skip_and_choose_together(ranks: int, shard: str, config: Path, tmp_path: Path) -> None:
+    one = go(config, tmp_path / "one", 1)
+    many = go(config, tmp_path / "many", ranks, f"parallel.shard={shard}")
+    for events in (one, many):
+        (told,) = kinds(events, "decision")
+        assert told["wide"] == {"layers.1": "float32"}
+        applied = [step["applied"] for step in kinds(events, "step")]
+        assert applied[0] is False
+        assert sum(applied) >= STEPS // 2
+    theirs = [kinds(events, "decision")[0]["extremes"]["layers.1"]["value"] for events in (one, many)]
+    assert theirs[1] == pytest.approx(theirs[0], rel=1e-4)  # the largest of all ranks' samples
+    skipped = [sum(not step["applied"] for step in kinds(events, "step")) for events in (one, many)]
+    assert abs(skipped[0] - skipped[1]) <= 1  # rows are others, and so is what comes close to the edge
+    losses = [[step["loss"] for step in kinds(events, "step")] for events in (one, many)]
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-4)
+    assert losses[1][-1] == pytest.approx(losses[0][-1], rel=2e-2)
+
+
+def test_a_resume_goes_on_bit_for_bit(config: Path, tmp_path: Path) -> None:
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    go(config, whole, 2, "parallel.shard=full")
+    shutil.copytree(whole, again, symlinks=True)
+    events = go(config, again, 2, "parallel.shard=full", "--resume", "4")
+    assert [event["step"] for event in kinds(events, "resume")] == [4]
+    assert len(kinds(events, "decision")) == 1  # the layers came out of the checkpoint
+    last = f"checkpoints/checkpoint-{STEPS}"
+    assert list(compare(whole / last, again / last)) == []

@@ -1,0 +1,58 @@
+"""The list of paths says what binds, on devices that are not here too."""
+
+import pytest
+import torch
+
+from glm_accelerate.kernels.attention_path import VARLEN, Facts
+from glm_accelerate.kernels.choose import Choice, Work, choices, choose_form, form_now
+
+H200 = Facts("cuda", (9, 0), torch_flash=True, triton=True)
+CPU = Facts("cpu")
+
+
+def listed(facts: Facts, work: Work) -> dict[str, Choice]:
+    return {choice.operator: choice for choice in choices(facts, work)}
+
+
+@pytest.mark.parametrize("sandwich", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu_triton_binds_in_every_family_and_mode(
+    sandwich: bool, training: bool, dtype: torch.dtype
+) -> None:
+    paths = listed(H200, Work(dtype, sandwich, 128, training, compiled=False))
+    between = "norm, sum and norm" if sandwich else "sum and norm"
+    for operator in ("norm", between, "swiglu", "rotary positions", "cross-entropy"):
+        assert "Triton" in paths[operator].path, operator
+    assert paths["attention"].path == VARLEN
+
+
+def test_a_gpu_without_triton_says_so() -> None:
+    paths = listed(Facts("cuda", (9, 0), torch_flash=True), Work(torch.bfloat16, True, 128, True, False))
+    for operator in ("norm", "norm, sum and norm", "swiglu", "rotary positions"):
+        assert paths[operator].path.startswith("PyTorch")
+        assert "pip install triton" in paths[operator].why
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_float64_is_always_eager(compiled: bool) -> None:
+    assert choose_form(H200, torch.float64, compiled)[0] == "eager"
+
+
+def test_on_a_cpu_compiled_operators_are_for_training_alone() -> None:
+    training = listed(CPU, Work(torch.bfloat16, True, 128, training=True, compiled=True, native=None))
+    assert training["swiglu"].path == "compiled"
+    assert "bfloat16 tiles" in training["attention"].path
+    assert "rotary positions" not in training  # they are within
+    evaluation = listed(CPU, Work(torch.bfloat16, True, 128, training=False, compiled=True))
+    assert evaluation["swiglu"].path.startswith("PyTorch")
+    assert "training alone" in evaluation["swiglu"].why
+    lacking = listed(CPU, Work(torch.bfloat16, True, 128, True, compiled=True, native="no compiler"))
+    assert lacking["attention"].why == "SLOW: no compiler"
+    prefixed = listed(CPU, Work(torch.bfloat16, True, 128, training=True, compiled=True, prefix=True))
+    assert prefixed["rotary positions"].path.startswith("PyTorch")
+
+
+def test_form_now() -> None:
+    assert [form_now("compiled", training) for training in (True, False)] == ["compiled", "eager"]
+    assert [form_now("triton", training) for training in (True, False)] == ["triton", "triton"]
