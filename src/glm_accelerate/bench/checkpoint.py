@@ -1,0 +1,156 @@
+"""What a save of a config's state costs: for how long training waits, and how long until it is on disk,
+beside one warm copy of the same bytes in host memory and `torch.save` of the same tensors.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from glm_accelerate.bench.picture import Bar
+from glm_accelerate.bench.report import Report, Table, amount, duration, now, number
+from glm_accelerate.bench.run import Ready, Say, ready
+from glm_accelerate.bench.step import machine, take_step
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.state import Pieces, moved
+
+LIMIT = 3600.0  # seconds that one save may take
+POLL = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Every way once, in seconds."""
+
+    copy: float
+    blocked: float
+    total: float
+    torch_save: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFigures:
+    """The rounds, and what was saved."""
+
+    device: str
+    method: str
+    bytes: int
+    tensors: int
+    codec: str
+    stage_seconds: float  # once at the start of a run
+    first: float  # blocked seconds of the first save
+    rounds: tuple[Round, ...]
+
+
+def measure_checkpoint(config: RunConfig, rounds: int, say: Say) -> CheckpointFigures:
+    """One step, so that the optimizer has its moments; then every way in turn, `rounds` times."""
+    with ready(config, 1, say) as made, tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as place:
+        take_step(made)
+        run = made.run
+        pieces = moved(run.model, run.optimizer, run.ranks)
+        tensors = [piece.tensor for group in pieces.values() for piece in group.values()]
+        size = sum(tensor.nbytes for tensor in tensors)
+        with closing(_Saver(Path(place), run.plan.codec, pieces)) as saver:
+            say("saving", 0, rounds + 1)
+            first, _ = saver.save()
+            target = Path(place) / "torch-save"
+            buffers = (torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8))
+            taken: list[Round] = []
+            for number_ in range(rounds):
+                say("saving", number_ + 1, rounds + 1)
+                copy = _timed(lambda: buffers[1].copy_(buffers[0]))
+                blocked, total = saver.save()
+                plain = _timed(lambda: torch.save(_named(pieces), target))
+                taken.append(Round(copy, blocked, total, plain))
+            return _figures(made, saver, first, size, len(tensors), taken)
+
+
+class _Saver:
+    """Saves the same state again and again, waiting for each before the next."""
+
+    def __init__(self, place: Path, codec: str, pieces: Pieces) -> None:
+        self.checkpointer, self.pieces, self._step = Checkpointer(place, codec=codec, limit=LIMIT), pieces, 0
+        self.stage_seconds = _timed(lambda: self.checkpointer.stage(pieces))
+
+    def save(self) -> tuple[float, float]:
+        """For how long training would have waited, and until it was published."""
+        self._step += 1
+        self.checkpointer.save(Save(self._step, 1, self.pieces, {}, {}, {}))
+        while self.checkpointer.busy():
+            time.sleep(POLL)
+        (outcome,) = self.checkpointer.outcomes()
+        if outcome.error:
+            raise UserError(f"the checkpoint could not be written: {outcome.error}")
+        return outcome.blocked_seconds, outcome.total_seconds
+
+    def close(self) -> None:
+        self.checkpointer.close(0.0)
+
+
+def _figures(
+    made: Ready, saver: _Saver, first: float, size: int, tensors: int, rounds: list[Round]
+) -> CheckpointFigures:
+    run = made.run
+    return CheckpointFigures(
+        device=machine(run).device,
+        method=run.config.adapt.method,
+        bytes=size,
+        tensors=tensors,
+        codec=run.plan.codec,
+        stage_seconds=saver.stage_seconds,
+        first=first,
+        rounds=tuple(rounds),
+    )
+
+
+def _named(pieces: Pieces) -> dict[str, Tensor]:
+    return {name: piece.tensor for group in pieces.values() for name, piece in group.items()}
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def checkpoint_report(figures: CheckpointFigures, config: str) -> Report:
+    """Seconds, and how many warm copies they are."""
+    ways = {
+        "one warm copy": [one.copy for one in figures.rounds],
+        "a save: training waits": [one.blocked for one in figures.rounds],
+        "a save: until it is on disk": [one.total for one in figures.rounds],
+        "torch.save: training waits": [one.torch_save for one in figures.rounds],
+    }
+    copies = [one.copy for one in figures.rounds]
+    rows = [
+        (
+            name,
+            duration(median(taken)),
+            f"{duration(min(taken))} to {duration(max(taken))}",
+            number(median(one / copy for one, copy in zip(taken, copies, strict=True))),
+        )
+        for name, taken in ways.items()
+    ]
+    return Report(
+        name="checkpoint",
+        title=f"Checkpoints of {config}",
+        about=(
+            f"{now()}; {figures.device}",
+            f"{amount(figures.bytes)} in {figures.tensors:,} tensors ({figures.method}), "
+            f"codec {figures.codec}; {len(figures.rounds)} rounds; medians",
+            f"once, at the start of a run: memory for the copy {duration(figures.stage_seconds)}; "
+            f"the first save waited {duration(figures.first)}",
+            "`torch.save` hashes and syncs nothing",
+        ),
+        tables=(Table("Seconds", ("", "median", "smallest to largest", "in warm copies"), tuple(rows)),),
+        picture=tuple(Bar(name, median(taken), duration(median(taken))) for name, taken in ways.items()),
+        figures={"config": config, "date": now(), **asdict(figures)},
+    )

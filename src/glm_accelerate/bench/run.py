@@ -1,0 +1,63 @@
+"""A run as `train` builds it, to be measured: in a directory that goes away, and nothing of it is kept."""
+
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_accelerate.config.load import override
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.models.locate import locate
+from glm_accelerate.plan.resolve import plan_for
+from glm_accelerate.runtime.device import memory_in_use, pick_device, reset_peak
+from glm_accelerate.train.build import Start, built
+from glm_accelerate.train.loop import Run
+
+MEGABYTE = 10**6
+
+Say = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run before its first step."""
+
+    run: Run
+    inputs: Inputs
+    memory_before: int  # in use when nothing but libraries was loaded
+
+
+def preparing(say: Say) -> Say:
+    """For those who tell bytes. What is prepared at once is not told."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        if total >= MEGABYTE:
+            say(f"preparing {what}, MB", done // MEGABYTE, total // MEGABYTE)
+
+    return tell
+
+
+@contextmanager
+def ready(config: RunConfig, steps: int, say: Say) -> Generator[Ready, None, None]:
+    """Built for at least so many steps; neither evaluated nor saved. What the plan found for the whole run
+    stays, however many steps are measured.
+    """
+    plan = plan_for(config, preparing(say))
+    changes = ["data.dev=null", "observe.sinks=[]", f"precision.compile={'on' if plan.compile else 'off'}"]
+    if plan.steps < steps:
+        changes.append(f"train.steps={steps}")
+    config = override(config, changes)
+    say("building", 0, 1)
+    device = pick_device()
+    reset_peak(device)
+    before = memory_in_use(device)
+    inputs = open_inputs(config.data, locate(config.model.path))
+    with (
+        tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as directory,
+        built(config, Path(directory) / "run", Start(), []) as made,
+    ):
+        say("building", 1, 1)
+        made.run.model.train()
+        yield Ready(made.run, inputs, before)

@@ -1,0 +1,143 @@
+"""`bench step|kernels|data|checkpoint CONFIG`: measure a part of training. Nothing is kept but the report."""
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glm_accelerate.cli import source
+from glm_accelerate.cli.opening import at_least
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.stop import stopping_at_once
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glm_accelerate.bench.report import Report
+    from glm_accelerate.bench.run import Say
+    from glm_accelerate.config.schema import RunConfig
+
+HELP = "Measure the steps, operators, data line or checkpoints of a config on this machine."
+
+KINDS = ("step", "kernels", "data", "checkpoint")
+SECONDS_BETWEEN_LINES = 5.0
+BETWEEN_OVERRIDES = re.compile(r",(?=[a-z_]+\.[a-z_]+=)")  # a value may hold commas itself
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What is measured, of which config, how often, and where the report goes."""
+    parser.add_argument("kind", choices=KINDS, metavar="|".join(KINDS), help="what is measured")
+    source.arguments(parser)
+    for name, least, default, about in (
+        ("--steps", 1, 20, "steps that count (20)"),
+        ("--warmup", 1, 5, "steps before them (5)"),
+        ("--rounds", 3, 3, "repeats of a comparison, a save or an operator, 3 or more (3)"),
+    ):
+        parser.add_argument(name, type=at_least(least), default=default, metavar="N", help=about)
+    parser.add_argument(
+        "--compare",
+        metavar="CONFIG2|section.key=value,...",
+        help="step: measure this beside it, in turn, and show the ratio",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the report there: .md, .json and .svg")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and write what was asked for."""
+    if args.compare and args.kind != "step":
+        raise UserError(f"--compare is for `bench step`, not for `bench {args.kind}`")
+    config = source.config_from(args)  # its mistakes are shown before torch is loaded
+    other = _other(args.compare, config) if args.compare else None
+    with stopping_at_once():
+        report = _compared(args, config, other) if other else _measured(args, config)
+
+    from rich.console import Console
+
+    from glm_accelerate.bench.report import as_json, show, write
+
+    if args.out:
+        write(report, args.out)
+    if args.json:
+        sys.stdout.write(as_json(report))
+    else:
+        show(report, Console())
+    return 0
+
+
+def _other(said: str, config: "RunConfig") -> "RunConfig":
+    """The second config: a file, a preset, or the first one with other values."""
+    from glm_accelerate.config.load import load_config, override
+
+    words = BETWEEN_OVERRIDES.split(said)
+    return override(config, words) if "=" in words[0] else load_config(said)
+
+
+def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":
+    name = source.name_from(args)
+    with saying() as say:
+        if args.kind == "step":
+            from glm_accelerate.bench.step import measure
+            from glm_accelerate.bench.step_report import step_report
+
+            return step_report(measure(config, args.steps, args.warmup, say), name)
+        if args.kind == "kernels":
+            from glm_accelerate.bench.kernels import kernels_report, measure_kernels
+
+            return kernels_report(measure_kernels(config, args.rounds, say), name)
+        if args.kind == "data":
+            from glm_accelerate.bench.data import data_report, measure_data
+
+            return data_report(measure_data(config, args.steps, say), name)
+        from glm_accelerate.bench.checkpoint import checkpoint_report, measure_checkpoint
+
+        return checkpoint_report(measure_checkpoint(config, args.rounds, say), name)
+
+
+def _compared(args: argparse.Namespace, config: "RunConfig", other: "RunConfig") -> "Report":
+    from glm_accelerate.bench.compare import Side, compare, compare_report
+
+    sides = (Side(source.name_from(args), config), Side(args.compare, other))
+    words = ("--json", "--steps", str(args.steps), "--warmup", str(args.warmup))
+    command = [sys.executable, "-m", "glm_accelerate.cli.main", "bench", "step", *words]
+    with saying() as say:
+        return compare_report(sides, compare(sides, args.rounds, command, say))
+
+
+@contextmanager
+def saying() -> Generator["Say", None, None]:
+    """On stderr: a live line on a terminal, else one for each phase, and every few seconds within it."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console).say
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+        yield lambda what, done, total: shown.update(task, description=what, completed=done, total=total)
+
+
+class Lines:
+    """For logs."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console, self._phase, self._said = console, "", 0.0
+
+    def say(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._phase or now - self._said > SECONDS_BETWEEN_LINES:
+            said = what if what != self._phase else f"{what}: {done:,} of {total:,}"
+            self._console.print(said, highlight=False, soft_wrap=True, markup=False)
+            self._phase, self._said = what, now

@@ -1,0 +1,150 @@
+"""`bench` as a person runs it: its report, a user's mistakes in one line, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm_accelerate.bench.compare import Side, compare, compare_report
+from glm_accelerate.bench.report import markdown
+from glm_accelerate.config.load import load_config
+
+VERB = [sys.executable, "-m", "glm_accelerate.cli.main", "bench"]
+
+
+@pytest.fixture
+def config(tiny_run: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_run))
+    return path
+
+
+def bench(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    """In an empty directory, with its temporary files where they can be counted."""
+    return subprocess.run(
+        [*VERB, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=55,
+        cwd=place,
+        env=surroundings(place),
+    )
+
+
+def surroundings(place: Path) -> dict[str, str]:
+    inductor = str(place.parent / "inductor")  # torch makes this directory whether or not it compiles
+    own = {"TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": inductor, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own, "COLUMNS": "160"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    made = tmp_path / "here"
+    made.mkdir()
+    return made
+
+
+def test_steps_are_measured_shown_and_written(config: Path, place: Path) -> None:
+    words = ["step", str(config), "optim.clip=0.5", "--steps", "3", "--warmup", "1"]
+    done = bench([*words, "--out", str(place / "out")], place)
+    assert done.returncode == 0, done.stderr
+    assert "Training steps of tiny" in done.stdout
+    assert "matrix products" in done.stdout
+    assert "measuring" in done.stderr
+    assert sorted(path.name for path in place.rglob("*")) == [
+        "bench-step.json",
+        "bench-step.md",
+        "bench-step.svg",
+        "out",
+    ]
+    figures = json.loads((place / "out/bench-step.json").read_text())
+    assert len(figures["steps"]) == 3
+    assert figures["recompilations"] == 0
+    assert figures["tokens_per_second"] > 0
+
+
+def test_a_comparison_measures_what_the_verb_measures(
+    config: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round, where a person gets three at least."""
+    for name, value in surroundings(place).items():
+        monkeypatch.setenv(name, value)
+    sides = tuple(
+        Side(method, load_config(config, [f"adapt.method={method}"])) for method in ("lora", "full")
+    )
+    command = [*VERB, "step", "--json", "--steps", "1", "--warmup", "1"]
+    found = compare((sides[0], sides[1]), 1, command, lambda what, done, total: None)
+    assert [[side["method"] for side in pair] for pair in found] == [["lora", "full"]]
+    shown = markdown(compare_report((sides[0], sides[1]), found))
+    assert "| tokens a second |" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["step", "CONFIG", "optim.clipp=1"], "did you mean `clip`"),
+        (["step", "no-such.yaml"], "no-such.yaml: cannot be read"),
+        (["step", "CONFIG", "data.train=gone.jsonl"], "gone.jsonl"),
+        (["data", "CONFIG", "model.path=gone"], "gone"),
+        (["step", "CONFIG", "--compare", "adapt.method=fulll"], "fulll"),
+        (["data", "CONFIG", "--compare", "adapt.method=full"], "--compare is for `bench step`"),
+        (["step", "CONFIG", "--rounds", "1"], "1 is not a whole number from 3 on"),
+        (["speed", "CONFIG"], "invalid choice: 'speed'"),
+        (["step"], "a config is needed"),
+    ],
+)
+def test_a_mistake_is_one_line(config: Path, place: Path, words: list[str], said: str) -> None:
+    given = [str(config) if word == "CONFIG" else word for word in words]
+    done = bench(given, place)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_child_that_cannot_be_measured_has_said_why(config: Path, place: Path) -> None:
+    words = ["step", str(config), "--compare", "data.train=gone.jsonl"]
+    done = bench([*words, "--steps", "1", "--warmup", "1"], place)
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    assert "gone.jsonl" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["step"], ["step", "--compare", "adapt.method=full"], ["checkpoint"]], ids=str
+)
+def test_ctrl_c_leaves_nothing_behind(config: Path, place: Path, words: list[str]) -> None:
+    command = [*VERB, words[0], str(config), *words[1:], "--steps", "1000000", "--rounds", "1000000"]
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=place,
+        env=surroundings(place),
+        start_new_session=True,  # a terminal's Ctrl-C reaches all of its processes
+    )
+    assert running.stderr is not None
+    heard = ""
+    while "measuring" not in heard and "saving" not in heard:
+        line = running.stderr.readline()
+        assert line, heard
+        heard += line
+    time.sleep(0.2)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=30)
+    assert running.returncode == 75, heard + err
+    assert out == ""
+    assert "Traceback" not in err
+    assert "stopped" in err
+    assert list(place.iterdir()) == []
