@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-Side = Literal["stock", "ours"]
+Side = str  # "stock", "ours", or the name of a peer
 Method = Literal["lora", "full"]
 
 LEARNING_RATES: dict[Method, float] = {"lora": 5e-4, "full": 5e-5}  # as shipped in lora.yaml and sft.yaml

@@ -23,6 +23,7 @@ from benchmarks.race.job import Job, Method, Result, Side, read_result, write_js
 from benchmarks.race.report import ROOT, Heat, Origin, as_json, markdown, origin, table
 
 SIDES: tuple[Side, Side] = ("stock", "ours")
+ALONE = {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}  # no run waits for a network
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,21 @@ class Setting:
     tiny: bool
 
 
-def run(module: str, *words: str | Path | int, threads: int, compiled: Path | None = None) -> None:
+def run(
+    module: str,
+    *words: str | Path | int,
+    threads: int,
+    compiled: Path | None = None,
+    python: str | Path = sys.executable,
+) -> None:
     """Run one of our modules in a fresh process; its output is shown only if it fails.
 
     `compiled`: where torch keeps what it compiles, emptied first, so that no run profits from another's.
+    `python`: another environment's, for a peer.
     """
-    command = [sys.executable, "-m", f"benchmarks.race.{module}", *map(str, words)]
+    command = [str(python), "-m", f"benchmarks.race.{module}", *map(str, words)]
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": source}
+    environment = {**os.environ, **ALONE, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": source}
     if compiled:
         shutil.rmtree(compiled, ignore_errors=True)
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
@@ -60,14 +68,17 @@ def run(module: str, *words: str | Path | int, threads: int, compiled: Path | No
         raise SystemExit(f"{module} failed ({done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}")
 
 
-def one_side(side: Side, job: Job, work: Path, heldout: Path) -> tuple[Result, float]:
-    """Train, then have the export judged; the export is not kept."""
+def one_side(
+    side: Side, job: Job, work: Path, heldout: Path, module: str = "", python: str | Path = sys.executable
+) -> tuple[Result, float]:
+    """Train, then have the export judged; the export is not kept. `module`: if it has not the side's name."""
     export = work / f"export-{side}"
     shutil.rmtree(export, ignore_errors=True)
     mine = replace(job, export=str(export))
     job_file, result_file = work / f"{side}.job.json", work / f"{side}.result.json"
     write_json(job_file, mine)
-    run(side, job_file, result_file, threads=job.threads, compiled=work / "compiled")
+    compiled = work / "compiled"
+    run(module or side, job_file, result_file, threads=job.threads, compiled=compiled, python=python)
     return read_result(result_file), judge(Path(job.model), export, heldout, work, job.threads)
 
 
