@@ -63,7 +63,7 @@ class Work:
     training: bool
     compiled: bool  # asked for by the plan
     prefix: bool = False  # P-tuning's keys before every document
-    native: str | None = "not asked for"  # why our own CPU operators do not run; None: they do, in training
+    native: str | None = "not asked for"  # why our own CPU operators do not run; None: they do
 
 
 def choices(facts: Facts, work: Work) -> list[Choice]:
@@ -80,7 +80,7 @@ def choices(facts: Facts, work: Work) -> list[Choice]:
     return [
         Choice("norm", name, why),
         Choice(between, f"{name}, one after the other" if form == "eager" else f"{name}, in one pass", why),
-        Choice("swiglu", name, why),
+        Choice("swiglu", name, why) if work.native else Choice("swiglu", "own, in C++", "one pass each way"),
         *_attention_choices(facts, work, rotary),
         Choice("cross-entropy", f"chunked, float32 sums, {loss}", "the step's logits never exist at once"),
     ]
@@ -90,7 +90,7 @@ def _attention_choices(facts: Facts, work: Work, rotary: Choice) -> list[Choice]
     if facts.device != "cpu":
         path, why = attention_path(facts, work.dtype, work.head_width, work.training, work.prefix)
         return [rotary, Choice("attention", path, why)]
-    if work.native is None and work.training and not work.prefix:
+    if work.native is None and not work.prefix:
         path = "own, in bfloat16 tiles, rotary positions with it"
         return [Choice("attention", path, "a document's scores stay in cache")]
     name = str(work.dtype).removeprefix("torch.")

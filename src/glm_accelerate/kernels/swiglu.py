@@ -10,14 +10,19 @@ from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.compiled import run
 
 
+LANES = 16  # numbers that native/swiglu.cpp takes at a time
+
+
 def swiglu_reference(gate_up: Tensor) -> Tensor:
     """The same by definition: silu(first half) * second half."""
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up
 
 
-def swiglu(gate_up: Tensor, form: Form = "eager") -> Tensor:
-    """silu(first half) * second half, in one pass each way where it is compiled or Triton's."""
+def swiglu(gate_up: Tensor, form: Form = "eager", native: bool = False) -> Tensor:
+    """silu(first half) * second half, in one pass each way unless it is eager."""
+    if native and gate_up.dtype == torch.bfloat16 and gate_up.shape[-1] >= 2 * LANES:
+        return _Native.apply(gate_up)  # pyright: ignore[reportReturnType]
     if form == "triton":
         from glm_accelerate.kernels import triton_swiglu  # here: only some machines have Triton
 
@@ -43,6 +48,19 @@ class _SwiGLU(torch.autograd.Function):
         torch.mul(slope, silu(gate), out=made_up)
         torch.ops.aten.silu_backward.grad_input(slope * up, gate, grad_input=made_gate)
         return made
+
+
+class _Native(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return torch.ops.glm_accelerate.swiglu(gate_up.flatten(0, -2)).view(*gate_up.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        rows, slope = gate_up.flatten(0, -2), slopes[0].flatten(0, -2).contiguous()
+        return torch.ops.glm_accelerate.swiglu_back(rows, slope).view_as(gate_up)
 
 
 class _Compiled(torch.autograd.Function):

@@ -49,7 +49,7 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in self._project(x_BTH))
-        if self.native and self.training and prefix is None and cache is None:
+        if self.native and prefix is None and cache is None:
             turns = torch.view_as_real(table).flatten(0, 2)
             q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
             out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)

@@ -30,7 +30,7 @@ def bind_operators(model: Decoder, *, compiled: bool = False) -> None:
     for part in model.modules():
         if isinstance(part, PARTS):
             part.form = form
-        if isinstance(part, Attention | Linear):
+        if isinstance(part, Attention | Linear | MLP):
             part.native = native
 
 

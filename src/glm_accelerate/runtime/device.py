@@ -1,5 +1,6 @@
 """The device that trains, and how much of its memory was needed at most."""
 
+import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ import torch
 
 STATUS = Path("/proc/self/status")
 RESET = Path("/proc/self/clear_refs")
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+LARGE = 32 * 2**20  # bytes: glibc's own limit of what it may keep, where its program does not choose
 
 
 def pick_device() -> torch.device:
@@ -17,6 +20,17 @@ def pick_device() -> torch.device:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
+
+
+def keep_freed_memory() -> None:
+    """Memory that a step gives back is there for the next one. As shipped glibc returns it to the system, which
+    clears thousands of pages a step anew: a tenth of a small model's time. No more is in use at the peak.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if getattr(libc, "gnu_get_libc_version", None) is not None:
+            libc.mallopt(MMAP_THRESHOLD, LARGE)
+            libc.mallopt(TRIM_THRESHOLD, -1)
 
 
 def memory_in_use(device: torch.device) -> int:

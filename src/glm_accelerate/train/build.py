@@ -41,7 +41,7 @@ from glm_accelerate.plan.resolve import Ground, order_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_parts, require
-from glm_accelerate.runtime.device import pick_device
+from glm_accelerate.runtime.device import keep_freed_memory, pick_device
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.train.directory import (
     Choice,
@@ -114,6 +114,7 @@ def built(
         ranks.decide(take)
         settled = _settle(config, directory, start, ranks, on_read)
         ranks.doing.phase = "loading the model"
+        keep_freed_memory()
         model, notes = _model(settled)
         optimizer = build_optimizer(model.named_parameters(), config.optim)
         progress, warnings = _go_on(settled, model, optimizer)

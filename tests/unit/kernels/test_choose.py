@@ -41,7 +41,8 @@ def test_float64_is_always_eager(compiled: bool) -> None:
 
 def test_on_a_cpu_compiled_operators_are_for_training_alone() -> None:
     training = listed(CPU, Work(torch.bfloat16, True, 128, training=True, compiled=True, native=None))
-    assert training["swiglu"].path == "compiled"
+    assert training["norm"].path == "compiled"
+    assert training["swiglu"].path == "own, in C++"
     assert "bfloat16 tiles" in training["attention"].path
     assert "rotary positions" not in training  # they are within
     evaluation = listed(CPU, Work(torch.bfloat16, True, 128, training=False, compiled=True))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels import rope
+from glm_accelerate.kernels import rope, swiglu
 from glm_accelerate.kernels.attention import attention_reference
 from glm_accelerate.kernels.fused_attention import rotary_attention
 from glm_accelerate.kernels.lora import lora_linear
@@ -127,6 +127,17 @@ def test_gradients_of_master_weights_are_float32() -> None:
     assert weight.grad is not None
     assert bias.grad is not None
     assert weight.grad.dtype == bias.grad.dtype == torch.float32
+
+
+@here
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (33, 61), (500, 128)])
+def test_swiglu(rows: int, width: int) -> None:
+    """Whole and broken groups of sixteen; large numbers, where the gate is shut or open, too."""
+    given = [normal(rows, 2 * width) * 8]
+    judge(lambda x: swiglu.swiglu(x, native=True), swiglu.swiglu_reference, given)
+    far = torch.tensor([[-3e38, -200.0, -0.0, 200.0] * 4 + [1.0] * 16]).bfloat16()
+    assert torch.equal(swiglu.swiglu(far, native=True), swiglu.swiglu_reference(far))
+    assert swiglu.swiglu(far.fill_(float("nan")), native=True).isnan().all()
 
 
 def dropped(rows: int, inputs: int, share: float, seed: int) -> Tensor:

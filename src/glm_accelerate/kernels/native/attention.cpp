@@ -35,20 +35,8 @@ constexpr int64_t WIDE = SPAN + 16;  // of rows of 4 bytes in memory: a power of
 constexpr int64_t NARROW = SPAN + 32;  // of rows of 2 bytes
 constexpr float NEVER = 1e30f; // the normaliser of a row that does not exist: all its weights are 0
 
-// exp(x) for x <= 0, to a few units in the last place; 0 below -87.
-inline Floats exp_negative(Floats x) {
-  const Floats lowest = Floats{} - 87.0f, away = Floats{} + 12582912.0f;  // adding it rounds to a whole number
-  x = max(min(x, Floats{}), lowest);
-  const Floats n = (x * 1.44269504f + away) - away;
-  const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return p * reinterpret_cast<Floats>((__builtin_convertvector(n, Words) + 127) << 23);
-}
+// exp(x) for x <= 0; nothing is smaller than exp(-87).
+inline Floats exp_negative(Floats x) { return exp_within(max(min(x, Floats{}), Floats{} - 87.0f)); }
 
 inline float highest_of(const float* row, int64_t count) {
   Floats tops = Floats{} - NEVER;

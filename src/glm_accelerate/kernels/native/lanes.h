@@ -50,6 +50,20 @@ inline uint16_t narrow(float value) {
   return static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
+// e to the x, to a few units in the last place; x within -87 and 88.
+inline Floats exp_within(Floats x) {
+  const Floats away = Floats{} + 12582912.0f;  // adding it rounds to a whole number
+  const Floats n = (x * 1.44269504f + away) - away;
+  const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * reinterpret_cast<Floats>((__builtin_convertvector(n, Words) + 127) << 23);
+}
+
 inline Floats max(Floats x, Floats y) { return x < y ? y : x; }  // x, if it is NaN
 inline Floats min(Floats x, Floats y) { return y < x ? y : x; }
 

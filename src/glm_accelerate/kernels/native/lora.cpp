@@ -96,18 +96,31 @@ at::Tensor lora_back(at::Tensor& slope_SI, const at::Tensor& x_SI, const at::Ten
   at::parallel_for(0, parts, 1, [&](int64_t from, int64_t to) {
     for (int64_t part = from; part < to; ++part) {
       float* sums = sums_prI.data_ptr<float>() + part * r * I;
-      for (int64_t s = part * each; s < std::min(S, (part + 1) * each); ++s)
+      std::vector<float> by(TOGETHER * r);
+      const int64_t end = std::min(S, (part + 1) * each);
+      for (int64_t s = part * each; s < end; s += TOGETHER) {  // several rows share what is read of A and its sums
+        for (int64_t t = 0; t < TOGETHER; ++t)
+          for (int64_t k = 0; k < r; ++k) by[k * TOGETHER + t] = s + t < end ? wide(down[(s + t) * r + k]) : 0.0f;
         for (int64_t i = 0; i < I; i += LANES) {
-          const Floats keep = share > 0 ? mask.at(s, i / LANES) : Floats{} + 1.0f;
-          const Floats given = load(x + s * stride + i) * keep;
-          Floats through{};
-          for (int64_t k = 0; k < r; ++k) {
-            const float by = wide(down[s * r + k]);
-            through += load(A + k * I + i) * by;
-            store(sums + k * I + i, load(sums + k * I + i) + given * by);
+          Floats keep[TOGETHER], given[TOGETHER], through[TOGETHER] = {};
+          for (int64_t t = 0; t < TOGETHER; ++t) {
+            const int64_t row = std::min(s + t, end - 1);
+            keep[t] = share > 0 ? mask.at(row, i / LANES) : Floats{} + 1.0f;
+            given[t] = load(x + row * stride + i) * keep[t];
           }
-          store(slope + s * I + i, load(slope + s * I + i) + through * keep);
+          for (int64_t k = 0; k < r; ++k) {
+            const Floats from_A = load(A + k * I + i);
+            Floats total = load(sums + k * I + i);
+            for (int64_t t = 0; t < TOGETHER; ++t) {
+              through[t] += from_A * by[k * TOGETHER + t];
+              total += given[t] * by[k * TOGETHER + t];
+            }
+            store(sums + k * I + i, total);
+          }
+          for (int64_t t = 0; t < std::min(TOGETHER, end - s); ++t)
+            store(slope + (s + t) * I + i, load(slope + (s + t) * I + i) + through[t] * keep[t]);
         }
+      }
     }
   });
   return parts == 1 ? sums_prI[0] : sums_prI.sum(0);

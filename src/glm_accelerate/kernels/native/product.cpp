@@ -9,6 +9,7 @@
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace {
@@ -43,5 +44,10 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const std::optional
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) { library.def("product(Tensor a, Tensor b, Tensor? bias) -> Tensor"); }
-TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) { library.impl("product", product); }
+TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
+  library.def("product(Tensor a, Tensor b, Tensor? bias) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
+  library.impl("product", product);
+}
