@@ -88,7 +88,7 @@ def passes(out: Tensor) -> set[str]:
 def loss(model: Decoder, device: torch.device) -> Tensor:
     tokens = torch.arange(48, device=device)[None]
     hidden_SH = model.hidden(tokens, Layout.of_documents([(20, 28)], device))[0]
-    return linear_cross_entropy(hidden_SH, model.head.weight, tokens[0], compiled=model.compiled)
+    return linear_cross_entropy(hidden_SH, model.head.weight, tokens[0], model.form)
 
 
 def lines(device: torch.device) -> Iterator[Line]:

@@ -168,8 +168,7 @@ def _loss(model: Decoder, hidden_TH: Tensor) -> Case:
     labels_T = torch.arange(count, device=hidden_TH.device) * 7 % model.sizes.vocabulary
 
     def run(hidden: Tensor) -> Outputs:
-        compiled = model.compiled and model.training
-        return (linear_cross_entropy(hidden, weight, labels_T, compiled=compiled),)
+        return (linear_cross_entropy(hidden, weight, labels_T, form_now(model.form, model.training)),)
 
     def definition(hidden: Tensor, given: Tensor = weight) -> Outputs:
         if hidden.dtype == torch.float64:

@@ -8,9 +8,15 @@ import torch
 from glm_accelerate.kernels.attention_path import BY_DOCUMENT, Facts, attention_path
 
 # eager: PyTorch's operators with an own backward pass. compiled: one loop each way, made by torch.compile.
-# triton: one kernel each way.
-Form = Literal["eager", "compiled", "triton"]
-NAMES: dict[Form, str] = {"eager": "PyTorch, own backward", "compiled": "compiled", "triton": "Triton"}
+# triton: one kernel each way. native: our own C++, for bfloat16 on CPUs that multiply it in tiles.
+Form = Literal["eager", "compiled", "triton", "native"]
+NAMES: dict[Form, str] = {
+    "eager": "PyTorch, own backward",
+    "compiled": "compiled",
+    "triton": "Triton",
+    "native": "own C++",
+}
+NOT_ASKED = "not asked for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +41,18 @@ def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
 
 
-def choose_form(facts: Facts, dtype: torch.dtype, compiled: bool) -> tuple[Form, str]:
-    """The form of what lies between matrix products. `compiled`: the plan asks for compiled operators."""
+def choose_form(
+    facts: Facts, dtype: torch.dtype, compiled: bool, native: str | None = NOT_ASKED
+) -> tuple[Form, str]:
+    """The form of what lies between matrix products. `compiled`: the plan asks for compiled operators.
+    `native`: why our own C++ does not run here, or None.
+    """
     if dtype == torch.float64:
         return "eager", "the other forms sum in float32"
     if facts.device == "cuda" and facts.triton:
         return "triton", "one kernel each way"
+    if compiled and native is None:
+        return "native", "one pass each way"
     if compiled:
         return "compiled", "one loop each way"
     if facts.device == "cuda":
@@ -63,24 +75,24 @@ class Work:
     training: bool
     compiled: bool  # asked for by the plan
     prefix: bool = False  # P-tuning's keys before every document
-    native: str | None = "not asked for"  # why our own CPU operators do not run; None: they do
+    native: str | None = NOT_ASKED  # why our own CPU operators do not run; None: they do
 
 
 def choices(facts: Facts, work: Work) -> list[Choice]:
     """The path of every operator between matrix products, and the reason."""
-    chosen, why = choose_form(facts, work.dtype, work.compiled)
+    chosen, why = choose_form(facts, work.dtype, work.compiled, work.native)
     form = form_now(chosen, work.training)
     if form != chosen:
         why = "compiled in training alone: what is evaluated has too many lengths"
     name, loss = NAMES[form], NAMES[chosen]  # the loss comes in chunks of few sizes
     rotary = Choice("rotary positions", name, why)
-    if form == "compiled":
-        rotary = Choice("rotary positions", NAMES["eager"], "compiled alone they gain nothing")
+    if form in ("compiled", "native"):
+        rotary = Choice("rotary positions", NAMES["eager"], "alone they gain nothing")
     between = "norm, sum and norm" if work.sandwich else "sum and norm"
     return [
         Choice("norm", name, why),
         Choice(between, f"{name}, one after the other" if form == "eager" else f"{name}, in one pass", why),
-        Choice("swiglu", name, why) if work.native else Choice("swiglu", "own, in C++", "one pass each way"),
+        Choice("swiglu", name, why),
         *_attention_choices(facts, work, rotary),
         Choice("cross-entropy", f"chunked, float32 sums, {loss}", "the step's logits never exist at once"),
     ]
@@ -91,7 +103,7 @@ def _attention_choices(facts: Facts, work: Work, rotary: Choice) -> list[Choice]
         path, why = attention_path(facts, work.dtype, work.head_width, work.training, work.prefix)
         return [rotary, Choice("attention", path, why)]
     if work.native is None and not work.prefix:
-        path = "own, in bfloat16 tiles, rotary positions with it"
+        path = "own C++ in bfloat16 tiles, rotary positions with it"
         return [Choice("attention", path, "a document's scores stay in cache")]
     name = str(work.dtype).removeprefix("torch.")
     if attention_dtype(torch.device("cpu"), work.dtype, 1) != work.dtype:

@@ -30,7 +30,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
         q, k, v, turns, out_SND, norm_SN = ctx.saved_tensors
-        slope_SND = slopes[0].reshape(out_SND.shape)
+        slope_SND = slopes[0].reshape(out_SND.shape).contiguous()
         made = torch.ops.glm_accelerate.attention_backward(
             slope_SND, q, k, v, turns, out_SND, norm_SN, ctx.lengths
         )

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from glm_accelerate.kernels.attention_path import facts_of
 from glm_accelerate.kernels.choose import Form, choose_form
 from glm_accelerate.kernels.compiled import run
-from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.kernels.product import product
 
 # Of logits alive at once. On a CPU larger is no faster, smaller loses to launches; GPUs want large products.
@@ -29,13 +28,13 @@ def linear_cross_entropy_reference(hidden_SH: Tensor, weight_VH: Tensor, labels_
 
 
 def linear_cross_entropy(
-    hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, compiled: bool = False, form: Form | None = None
+    hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, form: Form | None = None
 ) -> Tensor:
     """Sum over rows of -log softmax(hidden @ weight.T)[label], as a float32 scalar.
 
     `form` is as `choose_form` says unless it is given. Of a frozen weight there is no gradient.
     """
-    form = form or choose_form(facts_of(hidden_SH.device), hidden_SH.dtype, compiled)[0]
+    form = form or choose_form(facts_of(hidden_SH.device), hidden_SH.dtype, compiled=False)[0]
     learns = torch.is_grad_enabled()
     return _Chunked.apply(hidden_SH, weight_VH, labels_S, form, learns)  # pyright: ignore[reportReturnType]
 
@@ -58,11 +57,10 @@ class _Chunked(torch.autograd.Function):
         boost = BOOST if hidden_SH.dtype == torch.float16 else 1.0
         total = torch.zeros((), dtype=wide, device=hidden_SH.device)
         grad_hidden = torch.empty_like(hidden_SH) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight_VH, dtype=wide) if wants_weight else None
+        grad_weight: Tensor | None = None
         itemsize, budget = (hidden_SH.itemsize, GPU_BYTES) if form == "triton" else (4, CPU_BYTES)
         rows = chunk_rows(len(hidden_SH), len(weight_VH), itemsize, budget)
-        tiles = form == "compiled" and hidden_SH.device.type == "cpu" and hidden_SH.dtype == torch.bfloat16
-        native = tiles and native_library() is None
+        native = form == "native"
         for start in range(0, len(hidden_SH), rows):
             hidden, labels = hidden_SH[start : start + rows], labels_S[start : start + rows]
             logits = product(hidden, weight.T, None, native)
@@ -70,8 +68,11 @@ class _Chunked(torch.autograd.Function):
             total += losses.sum()
             if grad_hidden is not None:
                 grad_hidden[start : start + rows] = product(slope, weight, None, native)
-            if grad_weight is not None:
-                grad_weight += _wide_product(slope.T, hidden, native)
+            if wants_weight:
+                part = _wide_product(slope.T, hidden, native)
+                grad_weight = part.to(wide) if grad_weight is None else grad_weight.add_(part)
+        if wants_weight and grad_weight is None:  # no row has a target
+            grad_weight = torch.zeros_like(weight_VH, dtype=wide)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype, ctx.boost = weight_VH.dtype, boost
         return total
@@ -98,6 +99,8 @@ def _of_logits(
         from glm_accelerate.kernels.triton_cross_entropy import loss_and_slope  # only where Triton is
 
         return loss_and_slope(logits_SV, labels_S, boost, by_slope), logits_SV
+    if form == "native":
+        return torch.ops.glm_accelerate.loss_and_slope(logits_SV, labels_S), logits_SV
     if form == "compiled" and len(logits_SV) > 1:
         return run(_loss_and_slope, logits_SV, labels_S[:, None], boost, lengths={0: (0,), 1: (0,)})
     wide = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))

@@ -1,5 +1,5 @@
 """Root-mean-square norm, alone and with the residual sums around it; statistics and gradients are float32
-whatever comes in. Three forms: PyTorch with an own backward pass, compiled loops, Triton kernels.
+whatever comes in. Four forms: PyTorch with an own backward pass, compiled loops, Triton, C++.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ def rms_norm_reference(x_BTH: Tensor, weight_H: Tensor, epsilon: float) -> Tenso
 
 def rms_norm(x_BTH: Tensor, weight_H: Tensor, epsilon: float, form: Form = "eager") -> Tensor:
     """x / rms(x) * weight, in x's dtype. Keeps x and one number a row for the backward pass."""
-    if form == "triton":
-        return _triton(x_BTH, None, None, weight_H, epsilon)[0]
+    if form in ("triton", "native"):
+        return _norms(form, x_BTH, None, None, weight_H, epsilon)[0]
     if form == "compiled":
         return _Compiled.apply(None, x_BTH, weight_H, epsilon)  # pyright: ignore[reportReturnType]
     out: Any = _RMSNorm.apply(x_BTH, weight_H, epsilon)
@@ -32,8 +32,8 @@ def add_norm(
     x_BTH: Tensor, branch_BTH: Tensor, weight_H: Tensor, epsilon: float, form: Form = "eager"
 ) -> Tensor:
     """x + norm(branch)."""
-    if form == "triton":
-        return _triton(x_BTH, branch_BTH, weight_H, None, epsilon)[0]
+    if form in ("triton", "native"):
+        return _norms(form, x_BTH, branch_BTH, weight_H, None, epsilon)[0]
     if form == "compiled":
         return _Compiled.apply(x_BTH, branch_BTH, weight_H, epsilon)  # pyright: ignore[reportReturnType]
     return x_BTH + rms_norm(branch_BTH, weight_H, epsilon)
@@ -43,8 +43,8 @@ def sum_norm(
     x_BTH: Tensor, branch_BTH: Tensor, weight_H: Tensor, epsilon: float, form: Form = "eager"
 ) -> tuple[Tensor, Tensor]:
     """y = x + branch and norm(y): what lies between the two branches of an ordinary block."""
-    if form == "triton":
-        y_BTH, normed_BTH = _triton(x_BTH, branch_BTH, None, weight_H, epsilon)
+    if form in ("triton", "native"):
+        y_BTH, normed_BTH = _norms(form, x_BTH, branch_BTH, None, weight_H, epsilon)
         return y_BTH, normed_BTH
     y_BTH = x_BTH + branch_BTH
     return y_BTH, rms_norm(y_BTH, weight_H, epsilon, form)
@@ -54,8 +54,8 @@ def sandwich(
     x_BTH: Tensor, branch_BTH: Tensor, after_H: Tensor, before_H: Tensor, epsilon: float, form: Form = "eager"
 ) -> tuple[Tensor, Tensor]:
     """y = x + norm(branch) and norm(y): what lies between the two branches of a GLM-4-0414 block."""
-    if form == "triton":
-        y_BTH, normed_BTH = _triton(x_BTH, branch_BTH, after_H, before_H, epsilon)
+    if form in ("triton", "native"):
+        y_BTH, normed_BTH = _norms(form, x_BTH, branch_BTH, after_H, before_H, epsilon)
         return y_BTH, normed_BTH
     if form == "compiled":
         return _Sandwich.apply(x_BTH, branch_BTH, after_H, before_H, epsilon)  # pyright: ignore[reportReturnType]
@@ -63,11 +63,14 @@ def sandwich(
     return y_BTH, rms_norm(y_BTH, before_H, epsilon)
 
 
-def _triton(
-    x: Tensor, branch: Tensor | None, after: Tensor | None, before: Tensor | None, epsilon: float
+def _norms(
+    form: Form, x: Tensor, branch: Tensor | None, after: Tensor | None, before: Tensor | None, epsilon: float
 ) -> tuple[Tensor, ...]:
-    from glm_accelerate.kernels.triton_rms_norm import norms  # here: only some machines have Triton
-
+    """Those of y = x + norm(branch) * after and norm(y) * before that are asked for, in one pass."""
+    if form == "native":
+        from glm_accelerate.kernels.native_rms_norm import norms
+    else:
+        from glm_accelerate.kernels.triton_rms_norm import norms  # here: only some machines have Triton
     return norms(x, branch, after, before, epsilon)
 
 

@@ -10,18 +10,15 @@ from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.compiled import run
 
 
-LANES = 16  # numbers that native/swiglu.cpp takes at a time
-
-
 def swiglu_reference(gate_up: Tensor) -> Tensor:
     """The same by definition: silu(first half) * second half."""
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up
 
 
-def swiglu(gate_up: Tensor, form: Form = "eager", native: bool = False) -> Tensor:
+def swiglu(gate_up: Tensor, form: Form = "eager") -> Tensor:
     """silu(first half) * second half, in one pass each way unless it is eager."""
-    if native and gate_up.dtype == torch.bfloat16 and gate_up.shape[-1] >= 2 * LANES:
+    if form == "native":
         return _Native.apply(gate_up)  # pyright: ignore[reportReturnType]
     if form == "triton":
         from glm_accelerate.kernels import triton_swiglu  # here: only some machines have Triton

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glm_accelerate.kernels.attention import attend_cache, attention
 from glm_accelerate.kernels.attention_path import BY_DOCUMENT, attention_path, facts_of
-from glm_accelerate.kernels.choose import Form, form_now
+from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.fused_attention import rotary_attention
 from glm_accelerate.kernels.rope import rope
 from glm_accelerate.kernels.varlen_attention import varlen_attention
@@ -37,7 +37,6 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, sizes.width, bias=False)
         self.fused, self.head_width, self.layer = sizes.fused_qkv, D, layer
         self.groups = sizes.heads // sizes.kv_heads
-        self.native = False  # set by `models.bind`
         self.form: Form = "eager"
 
     def forward(
@@ -49,12 +48,12 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in self._project(x_BTH))
-        if self.native and prefix is None and cache is None:
+        if self.form == "native" and prefix is None and cache is None:
             turns = torch.view_as_real(table).flatten(0, 2)
             q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
             out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)
             return self.o_proj(out.view(*x_BTH.shape[:-1], -1))
-        form = form_now(self.form, training=False)  # compiled, positions are part of what is above
+        form: Form = "triton" if self.form == "triton" else "eager"  # other forms have them within attention
         q_BTND, k_BTKD = rope(q, table, form), rope(k, table, form)
         if cache is not None and cache.filled:
             keys, values = cache.append(self.layer, k_BTKD, v)

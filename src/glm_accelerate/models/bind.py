@@ -5,8 +5,9 @@ from collections import Counter
 import torch
 
 from glm_accelerate.kernels.attention_path import facts_of
-from glm_accelerate.kernels.choose import Choice, Work, choices, choose_form
+from glm_accelerate.kernels.choose import NOT_ASKED, Choice, Work, choices, choose_form
 from glm_accelerate.kernels.native.build import load as native_library
+from glm_accelerate.kernels.native_rms_norm import LANES
 from glm_accelerate.kernels.quantized import nf4_path
 from glm_accelerate.models.adapt.lora import LoraLinear
 from glm_accelerate.models.adapt.quantized import PackedWeight
@@ -23,25 +24,24 @@ PARTS = (Attention, Block, MLP, RMSNorm)  # those that have a form
 def bind_operators(model: Decoder, *, compiled: bool = False) -> None:
     """As `choose_form` says for device and dtype; `compiled` asks for our own CPU operators too."""
     device, compute = model.embed.device, model.compute or model.embed.dtype
-    form, _ = choose_form(facts_of(device), compute, compiled)
+    form, _ = choose_form(facts_of(device), compute, compiled, _native(model) if compiled else NOT_ASKED)
     assert not (compiled and form == "eager")  # float64: sums are float32
-    native = compiled and _native(model) is None
-    model.compiled = compiled
+    model.compiled, model.form = compiled, form
     for part in model.modules():
         if isinstance(part, PARTS):
             part.form = form
-        if isinstance(part, Attention | Linear | MLP):
-            part.native = native
+        elif isinstance(part, Linear):
+            part.native = form == "native"
 
 
 def bound(model: Decoder, *, training: bool = True) -> list[Choice]:
     """Every operator's path in this model. That its parts hold what the list says is our own invariant."""
     facts, compute, sizes = facts_of(model.embed.device), model.compute or model.embed.dtype, model.sizes
     prefix, compiled = model.prefix is not None, model.compiled
-    form, _ = choose_form(facts, compute, compiled)
+    native = _native(model) if compiled else NOT_ASKED
+    form, _ = choose_form(facts, compute, compiled, native)
     held = {part.form for part in model.modules() if isinstance(part, PARTS)}
     assert held == {form}, f"operators are bound as {held}, chosen was {form}: bind_operators was not called"
-    native = _native(model) if compiled else "not asked for"
     work = Work(compute, sizes.sandwich, sizes.head_width, training, compiled, prefix, native)
     return [*choices(facts, work), *_products(model)]
 
@@ -50,6 +50,9 @@ def _native(model: Decoder) -> str | None:
     """Why our own CPU operators do not run this model, or None."""
     if model.embed.device.type != "cpu" or (model.compute or model.embed.dtype) != torch.bfloat16:
         return "they are for bfloat16 on a CPU"
+    sizes = model.sizes
+    if sizes.width % LANES or sizes.mlp_width < LANES or sizes.head_width % 2:
+        return f"a width of {sizes.width} is no multiple of {LANES}"
     return native_library()
 
 

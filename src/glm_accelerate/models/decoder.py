@@ -74,6 +74,7 @@ class Decoder(nn.Module):
         self.compute: torch.dtype | None = None  # None: as the embedding is kept
         self.recompute = False
         self.compiled = False  # set by `models.bind`, with the form of every part
+        self.form: Form = "eager"
         self.embed = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
         self.layers = nn.ModuleList(Block(sizes, layer) for layer in range(sizes.layers))
         self.norm = RMSNorm(sizes.width, sizes.norm_epsilon)

@@ -16,8 +16,6 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(sizes.width, 2 * sizes.mlp_width, bias=False)
         self.down_proj = Linear(sizes.mlp_width, sizes.width, bias=False)
         self.form: Form = "eager"
-        self.native = False
 
     def forward(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up_proj(x)
-        return self.down_proj(swiglu(gate_up, form_now(self.form, self.training), self.native))
+        return self.down_proj(swiglu(self.gate_up_proj(x), form_now(self.form, self.training)))

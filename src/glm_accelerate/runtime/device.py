@@ -23,8 +23,8 @@ def pick_device() -> torch.device:
 
 
 def keep_freed_memory() -> None:
-    """Memory that a step gives back is there for the next one. As shipped glibc returns it to the system, which
-    clears thousands of pages a step anew: a tenth of a small model's time. No more is in use at the peak.
+    """Memory that a step gives back is there for the next one. As shipped glibc returns it to the system,
+    which clears thousands of pages a step anew: a tenth of a small model's time. The peak is the same.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from glm_accelerate.data.types import IGNORED, Batch, Step
+from glm_accelerate.kernels.choose import form_now
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
@@ -41,8 +42,8 @@ def batch_loss(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
     rows_S = torch.from_numpy(learnt).to(device, non_blocking=True)
     labels_S = torch.from_numpy(labels[learnt]).to(device, non_blocking=True)
     hidden_SH = hidden_RTH.flatten(0, 1)[rows_S]
-    compiled = model.compiled and model.training
-    return linear_cross_entropy(hidden_SH, model.head.weight, labels_S, compiled=compiled)
+    form = form_now(model.form, model.training)
+    return linear_cross_entropy(hidden_SH, model.head.weight, labels_S, form)
 
 
 def forward_backward(

@@ -82,7 +82,7 @@ def test_cross_entropy() -> None:
     def one(rows: int) -> None:
         labels = torch.arange(rows) % 131
         judge(
-            lambda x, w: linear_cross_entropy.linear_cross_entropy(x, w, labels, compiled=True),
+            lambda x, w: linear_cross_entropy.linear_cross_entropy(x, w, labels, form="compiled"),
             lambda x, w: linear_cross_entropy.linear_cross_entropy_reference(x, w, labels),
             [normal(rows, 60), normal(131, 60, seed=1)],
         )

@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels import rope, swiglu
+from glm_accelerate.kernels import rms_norm, rope, swiglu
 from glm_accelerate.kernels.attention import attention_reference
+from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.fused_attention import rotary_attention
+from glm_accelerate.kernels.linear_cross_entropy import (
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+)
 from glm_accelerate.kernels.lora import lora_linear
 from glm_accelerate.kernels.native import build
 from glm_accelerate.kernels.product import linear
@@ -134,10 +139,76 @@ def test_gradients_of_master_weights_are_float32() -> None:
 def test_swiglu(rows: int, width: int) -> None:
     """Whole and broken groups of sixteen; large numbers, where the gate is shut or open, too."""
     given = [normal(rows, 2 * width) * 8]
-    judge(lambda x: swiglu.swiglu(x, native=True), swiglu.swiglu_reference, given)
+    judge(lambda x: swiglu.swiglu(x, "native"), swiglu.swiglu_reference, given)
     far = torch.tensor([[-3e38, -200.0, -0.0, 200.0] * 4 + [1.0] * 16]).bfloat16()
-    assert torch.equal(swiglu.swiglu(far, native=True), swiglu.swiglu_reference(far))
-    assert swiglu.swiglu(far.fill_(float("nan")), native=True).isnan().all()
+    assert torch.equal(swiglu.swiglu(far, "native"), swiglu.swiglu_reference(far))
+    assert swiglu.swiglu(far.fill_(float("nan")), "native").isnan().all()
+
+
+@here
+@pytest.mark.parametrize("rows", [1, 37, 500])
+def test_norms_and_the_sums_around_them(rows: int) -> None:
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm.rms_norm_reference(x, weight, 1e-5)
+
+    x, branch, one, two = normal(1, rows, 48), normal(1, rows, 48, seed=1) * 3, normal(48), normal(48, seed=2)
+    judge(lambda x, w: rms_norm.rms_norm(x, w, 1e-5, "native"), norm, [x, one])
+    judge(
+        lambda x, b, w: rms_norm.add_norm(x, b, w, 1e-5, "native"),
+        lambda x, b, w: x + norm(b, w),
+        [x, branch, one],
+    )
+    judge(
+        lambda x, b, w: torch.cat(rms_norm.sum_norm(x, b, w, 1e-5, "native")),
+        lambda x, b, w: torch.cat((x + b, norm(x + b, w))),
+        [x, branch, one],
+    )
+
+    def plain(x: Tensor, branch: Tensor, after: Tensor, before: Tensor) -> Tensor:
+        y = x + norm(branch, after)
+        return torch.cat((y, norm(y, before)))
+
+    def mine(x: Tensor, branch: Tensor, after: Tensor, before: Tensor) -> Tensor:
+        return torch.cat(rms_norm.sandwich(x, branch, after, before, 1e-5, "native"))
+
+    judge(mine, plain, [x, branch, one, two])
+
+
+@here
+def test_frozen_norms_get_no_gradient() -> None:
+    x, branch, weight = normal(1, 5, 32), normal(1, 5, 32, seed=1).requires_grad_(), normal(32, seed=2)
+    y, out = rms_norm.sandwich(x, branch, weight, weight, 1e-5, "native")
+    out.sum().backward()  # nothing flows into y but through out
+    assert branch.grad is not None
+    assert weight.grad is None
+    assert y.requires_grad
+
+
+@here
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 17), (300, 131), (130, 4096)])
+def test_cross_entropy(rows: int, vocabulary: int) -> None:
+    """Labels at both ends of the vocabulary; a frozen head; what is not a number is seen."""
+    labels = torch.arange(rows) * (vocabulary - 1) % vocabulary
+    hidden, weight = normal(rows, 48), normal(vocabulary, 48, seed=1)
+
+    def results(form: Form | None, dtype: torch.dtype) -> list[Tensor]:
+        given = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight)]
+        if form is None:
+            loss = linear_cross_entropy_reference(*given, labels)
+        else:
+            loss = linear_cross_entropy(*given, labels, form)
+        return [loss.detach(), *torch.autograd.grad(loss * 0.7, given)]
+
+    exact, plain = results(None, torch.float64), results(None, torch.bfloat16)
+    for mine, theirs, true in zip(results("native", torch.bfloat16), plain, exact, strict=True):
+        allowed = 2 * (theirs - true).abs().max() + torch.finfo(torch.bfloat16).eps * true.abs().max()
+        assert (mine - true).abs().max() <= allowed
+    frozen = hidden.detach().clone().requires_grad_()
+    linear_cross_entropy(frozen, weight, labels, "native").backward()
+    assert frozen.grad is not None
+    spoilt = hidden.detach().clone()
+    spoilt[0, 0] = float("nan")
+    assert linear_cross_entropy(spoilt, weight, labels, "native").isnan()
 
 
 def dropped(rows: int, inputs: int, share: float, seed: int) -> Tensor:

@@ -35,9 +35,6 @@ constexpr int64_t WIDE = SPAN + 16;  // of rows of 4 bytes in memory: a power of
 constexpr int64_t NARROW = SPAN + 32;  // of rows of 2 bytes
 constexpr float NEVER = 1e30f; // the normaliser of a row that does not exist: all its weights are 0
 
-// exp(x) for x <= 0; nothing is smaller than exp(-87).
-inline Floats exp_negative(Floats x) { return exp_within(max(min(x, Floats{}), Floats{} - 87.0f)); }
-
 inline float highest_of(const float* row, int64_t count) {
   Floats tops = Floats{} - NEVER;
   int64_t i = 0;

@@ -15,7 +15,7 @@ import torch
 
 from glm_accelerate.runtime import env
 
-SOURCES = ("product.cpp", "lora.cpp", "swiglu.cpp", "attention.cpp")
+SOURCES = ("product.cpp", "lora.cpp", "norm.cpp", "swiglu.cpp", "attention.cpp", "loss.cpp")
 HEADER = "lanes.h"
 FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math"),

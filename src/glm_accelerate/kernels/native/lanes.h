@@ -67,6 +67,9 @@ inline Floats exp_within(Floats x) {
 inline Floats max(Floats x, Floats y) { return x < y ? y : x; }  // x, if it is NaN
 inline Floats min(Floats x, Floats y) { return y < x ? y : x; }
 
+// exp(x) for x <= 0; nothing is smaller than exp(-87).
+inline Floats exp_negative(Floats x) { return exp_within(max(min(x, Floats{}), Floats{} - 87.0f)); }
+
 inline float sum(Floats x) {
   float total = 0;
   for (int64_t l = 0; l < LANES; ++l) total += x[l];

@@ -1,0 +1,160 @@
+// Root-mean-square norms and the sums around them, in bfloat16, one pass each way. Any part may be left out:
+//
+//   y = x + norm(branch) * after        out = norm(y) * before
+//
+// S rows, H width, a multiple of 16. Weights are float32; their gradients are summed by thread, then in order.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "lanes.h"
+
+namespace {
+
+using namespace glm;
+using Given = std::optional<at::Tensor>;
+
+// Rows of bfloat16, or nothing.
+struct Rows {
+  uint16_t* data = nullptr;
+  int64_t stride = 0;
+
+  explicit Rows(const Given& x) {
+    if (!x.has_value()) return;
+    TORCH_CHECK(x->stride(1) == 1 && x->scalar_type() == at::kBFloat16 && x->size(1) % LANES == 0);
+    data = reinterpret_cast<uint16_t*>(x->data_ptr<at::BFloat16>());
+    stride = x->stride(0);
+  }
+  explicit operator bool() const { return data != nullptr; }
+  uint16_t* row(int64_t s) const { return data + s * stride; }
+};
+
+const float* numbers(const Given& x) {
+  if (!x.has_value()) return nullptr;
+  TORCH_CHECK(x->is_contiguous() && x->scalar_type() == at::kFloat);
+  return x->data_ptr<float>();
+}
+
+float scale_of(const uint16_t* row, int64_t H, double epsilon) {
+  Floats squares{};
+  for (int64_t i = 0; i < H; i += LANES) {
+    const Floats x = load(row + i);
+    squares += x * x;
+  }
+  return 1 / std::sqrt(sum(squares) / static_cast<float>(H) + static_cast<float>(epsilon));
+}
+
+// (y, out, scales of the branch, scales of y). Without a branch y is x.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norms(
+    const at::Tensor& x_SH, const Given& branch_SH, const Given& after_H, const Given& before_H, double epsilon) {
+  const int64_t S = x_SH.size(0), H = x_SH.size(1);
+  const Rows x(x_SH), branch(branch_SH);
+  const float *after = numbers(after_H), *before = numbers(before_H);
+  auto y_SH = branch ? at::empty({S, H}, x_SH.options()) : x_SH;
+  auto out_SH = at::empty({before != nullptr ? S : 0, H}, x_SH.options());
+  auto first_S = at::empty({after != nullptr ? S : 0}, x_SH.options().dtype(at::kFloat));
+  auto second_S = at::empty({before != nullptr ? S : 0}, first_S.options());
+  const Rows y(y_SH), out(out_SH);
+  float *first = first_S.data_ptr<float>(), *second = second_S.data_ptr<float>();
+  at::parallel_for(0, S, 16, [&](int64_t from, int64_t to) {
+    for (int64_t s = from; s < to; ++s) {
+      uint16_t* total = y.row(s);
+      if (branch) {
+        const uint16_t *begin = x.row(s), *added = branch.row(s);
+        if (after != nullptr) first[s] = scale_of(added, H, epsilon);
+        for (int64_t i = 0; i < H; i += LANES) {
+          Floats one = load(added + i);
+          if (after != nullptr) one *= first[s] * load(after + i);
+          store(total + i, load(begin + i) + one);
+        }
+      }
+      if (before == nullptr) continue;
+      second[s] = scale_of(total, H, epsilon);
+      uint16_t* made = out.row(s);
+      for (int64_t i = 0; i < H; i += LANES) store(made + i, load(total + i) * (second[s] * load(before + i)));
+    }
+  });
+  return {y_SH, out_SH, first_S, second_S};
+}
+
+// The way back through norm(x) * weight for one row: slope and x as float and bfloat16 rows, added into `made`.
+template <typename Slope>
+void back(const Slope* slope, const uint16_t* x, const float* weight, float scale, int64_t H, float* made,
+          float* by_weight) {
+  Floats along{};
+  for (int64_t i = 0; i < H; i += LANES) {
+    const Floats wide = load(x + i) * scale, given = load(slope + i);
+    along += given * load(weight + i) * wide;
+    if (by_weight != nullptr) store(by_weight + i, load(by_weight + i) + given * wide);
+  }
+  const float mean = sum(along) / static_cast<float>(H);
+  for (int64_t i = 0; i < H; i += LANES) {
+    const Floats wide = load(x + i) * scale;
+    store(made + i, load(made + i) + (load(slope + i) * load(weight + i) - wide * mean) * scale);
+  }
+}
+
+void round_to(const float* from, int64_t H, uint16_t* to) {
+  for (int64_t i = 0; i < H; i += LANES) store(to + i, load(from + i));
+}
+
+// (slope of x, slope of the branch, of `after`, of `before`); empty where there is none.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norms_back(
+    const Given& slope_y_SH, const Given& slope_SH, const at::Tensor& y_SH, const Given& branch_SH,
+    const Given& after_H, const Given& before_H, const at::Tensor& first_S, const at::Tensor& second_S, bool by_after,
+    bool by_before) {
+  const int64_t S = y_SH.size(0), H = y_SH.size(1), threads = at::get_num_threads();
+  const int64_t each = std::max<int64_t>(1, (S + threads - 1) / threads), parts = (S + each - 1) / each;
+  const Rows slope_y(slope_y_SH), slope(slope_SH), y(y_SH), branch(branch_SH);
+  const float *after = numbers(after_H), *before = numbers(before_H);
+  const float *first = first_S.data_ptr<float>(), *second = second_S.data_ptr<float>();
+  auto made_SH = at::empty({S, H}, y_SH.options());
+  auto made_branch_SH = at::empty({after != nullptr ? S : 0, H}, y_SH.options());
+  auto by_after_PH = at::zeros({by_after ? parts : 0, H}, first_S.options());
+  auto by_before_PH = at::zeros({by_before ? parts : 0, H}, first_S.options());
+  const Rows made(made_SH), made_branch(made_branch_SH);
+  at::parallel_for(0, parts, 1, [&](int64_t from, int64_t to) {
+    std::vector<float> total(H), through(H);
+    for (int64_t part = from; part < to; ++part) {
+      float* sum_after = by_after ? by_after_PH.data_ptr<float>() + part * H : nullptr;
+      float* sum_before = by_before ? by_before_PH.data_ptr<float>() + part * H : nullptr;
+      for (int64_t s = part * each; s < std::min(S, (part + 1) * each); ++s) {
+        std::fill(total.begin(), total.end(), 0.0f);
+        if (slope_y)
+          for (int64_t i = 0; i < H; i += LANES) store(total.data() + i, load(slope_y.row(s) + i));
+        if (before != nullptr && slope)
+          back(slope.row(s), y.row(s), before, second[s], H, total.data(), sum_before);
+        round_to(total.data(), H, made.row(s));
+        if (after == nullptr) continue;
+        std::fill(through.begin(), through.end(), 0.0f);
+        back(total.data(), branch.row(s), after, first[s], H, through.data(), sum_after);
+        round_to(through.data(), H, made_branch.row(s));
+      }
+    }
+  });
+  return {made_SH, made_branch_SH, by_after_PH.sum(0), by_before_PH.sum(0)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
+  library.def(
+      "norms(Tensor x, Tensor? branch, Tensor? after, Tensor? before, float epsilon) -> "
+      "(Tensor, Tensor, Tensor, Tensor)");
+  library.def(
+      "norms_back(Tensor? slope_y, Tensor? slope, Tensor y, Tensor? branch, Tensor? after, Tensor? before, "
+      "Tensor first, Tensor second, bool by_after, bool by_before) -> (Tensor, Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
+  library.impl("norms", norms);
+  library.impl("norms_back", norms_back);
+}
