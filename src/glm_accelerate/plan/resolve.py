@@ -11,6 +11,7 @@ from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import aligned
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.float8 import missing as no_float8
+from glm_accelerate.kernels.native.build import lacking as no_native
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
@@ -25,6 +26,7 @@ MOST_EVALUATED = 256
 MOST_BETWEEN = 500  # steps from one evaluation to the next
 CORE_PRODUCTS = 3e11  # floating-point operations a second: about what training reached on a core with AMX
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
+WORTH_NATIVE = 30  # seconds: a third of them is saved; compiling our C++ takes about ten, once a machine
 PACKED = ("nf4", "int8", "fp8")  # how a frozen base may be kept besides
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -75,7 +77,7 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     say("weights", dtype, why)
     compute, why = _compute(config, ground.hardware)
     say("compute", compute, why)
-    compiled, why = _compile(config, ground, steps, per_epoch)
+    compiled, why = _compile(config, ground, compute, steps, per_epoch)
     say("compile", "on" if compiled else "off", why)
     shards, why = _shards(config, ground)
     say("ranks", ground.ranks, "as launched")
@@ -192,7 +194,7 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
     return 1, "the frozen weights fit on each device: only small gradients travel"
 
 
-def _compile(config: RunConfig, ground: Ground, steps: int, per_epoch: int) -> tuple[bool, str]:
+def _compile(config: RunConfig, ground: Ground, compute: str, steps: int, per_epoch: int) -> tuple[bool, str]:
     device = ground.hardware.device
     lacking = missing(device)
     if config.precision.compile == "on":
@@ -205,9 +207,13 @@ def _compile(config: RunConfig, ground: Ground, steps: int, per_epoch: int) -> t
         return False, lacking or f"not measured on {device}"
     tokens = int(ground.inputs.train.lengths.sum()) * steps / per_epoch
     seconds = 6 * ground.sizes.parameters * tokens / (ground.hardware.cores * CORE_PRODUCTS)
-    if seconds < WORTH_COMPILING:
+    native = compute == "bfloat16" and no_native() is None
+    if seconds < (WORTH_NATIVE if native else WORTH_COMPILING):
         return False, f"a run of about {seconds:,.0f} s does not repay compiling"
-    return True, f"a run of about {seconds:,.0f} s repays the first half minute"
+    return (
+        True,
+        f"a run of about {seconds:,.0f} s repays {'ten seconds' if native else 'half a minute'} of it",
+    )
 
 
 def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:

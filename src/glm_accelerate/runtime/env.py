@@ -80,6 +80,13 @@ def share_cores(processes: int = 1) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
 
 
+def repeat_products() -> None:
+    """cuBLAS keeps to one order of summing, unless CUBLAS_WORKSPACE_CONFIG says otherwise. Before its first
+    product.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def quiet_profiler() -> None:
     """torch's profiler tells of its stages on stderr unless KINETO_LOG_LEVEL says otherwise. Before its first
     use.

@@ -5,6 +5,8 @@ So a resumed run draws what the uninterrupted one would have drawn, with no gene
 
 import torch
 
+from glm_accelerate.runtime.env import repeat_products
+
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far apart
 SILVER = 0x6A09E667F3BCC909  # the fraction of sqrt(2): another stride, for ranks
@@ -18,6 +20,16 @@ def step_seed(seed: int, step: int, rank: int = 0) -> int:
 def seed_all(seed: int) -> None:
     """Seed the CPU's generator and every GPU's."""
     torch.manual_seed(seed & MASK)  # covers CUDA, also before its first use
+
+
+def repeat_exactly(device: torch.device) -> None:
+    """The same sums in the same order each time. A CPU does so anyway; on a GPU some operators have a faster
+    form that does not, and one that has no other is named in a warning.
+    """
+    if device.type == "cuda":
+        repeat_products()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # it would fill every new tensor
 
 
 def _mix(value: int) -> int:

@@ -43,6 +43,7 @@ from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_parts, require
 from glm_accelerate.runtime.device import keep_freed_memory, pick_device
 from glm_accelerate.runtime.env import launched
+from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.directory import (
     Choice,
     choose_start,
@@ -115,6 +116,7 @@ def built(
         settled = _settle(config, directory, start, ranks, on_read)
         ranks.doing.phase = "loading the model"
         keep_freed_memory()
+        repeat_exactly(pick_device())
         model, notes = _model(settled)
         optimizer = build_optimizer(model.named_parameters(), config.optim)
         progress, warnings = _go_on(settled, model, optimizer)

@@ -1,6 +1,9 @@
+import os
+
+import pytest
 import torch
 
-from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.runtime.seed import repeat_exactly, seed_all, step_seed
 
 
 def test_a_step_has_its_own_seed_and_always_the_same() -> None:
@@ -40,3 +43,17 @@ def test_torch_takes_every_seed() -> None:
         assert torch.equal(first, torch.rand(3))
     seed_all(1)
     assert not torch.equal(first, torch.rand(3))
+
+
+def test_on_a_gpu_sums_keep_one_order_and_a_cpu_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    repeat_exactly(torch.device("cpu"))
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    repeat_exactly(torch.device("cuda"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

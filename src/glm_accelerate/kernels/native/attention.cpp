@@ -22,9 +22,8 @@
 
 #include "lanes.h"
 
-namespace {
+namespace glm::of_attention {
 
-using namespace glm;
 using bf16 = at::BFloat16;
 using at::native::cpublas::brgemm;
 
@@ -388,8 +387,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
 
 bool bound() { return at::native::cpublas::could_pack(at::kBFloat16); }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor turns, int[] lengths) -> (Tensor, Tensor)");
   library.def(
@@ -402,3 +399,5 @@ TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("attention", forward);
   library.impl("attention_backward", backward);
 }
+
+}  // namespace glm::of_attention

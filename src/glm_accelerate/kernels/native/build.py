@@ -15,8 +15,7 @@ import torch
 
 from glm_accelerate.runtime import env
 
-SOURCES = ("product.cpp", "lora.cpp", "norm.cpp", "swiglu.cpp", "attention.cpp", "loss.cpp")
-HEADER = "lanes.h"
+UNIT = "library.cpp"  # includes the others
 FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math"),
     *("-std=gnu++20", "-fPIC", "-shared", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-Wno-psabi"),
@@ -41,8 +40,8 @@ def load() -> str | None:
         return said
     here = Path(__file__).parent
     identity = hashlib.sha256("\n".join([torch.__version__, *FLAGS, *_processor()]).encode())
-    for name in (*SOURCES, HEADER):
-        identity.update((here / name).read_bytes())
+    for source in sorted([*here.glob("*.cpp"), *here.glob("*.h")]):
+        identity.update(source.read_bytes())
     library = env.cache_root() / "native" / f"{identity.hexdigest()[:32]}.so"
     if not library.is_file():
         failed = _compile(here, library)
@@ -68,8 +67,7 @@ def _compile(here: Path, library: Path) -> str | None:
         made = Path(folder) / "library.so"
         include = (root / "include", root / "include" / "torch" / "csrc" / "api" / "include")
         words = [env.compiler() or "g++", *FLAGS, *(f"-I{path}" for path in include)]
-        words += [str(here / name) for name in SOURCES]
-        words += ["-o", str(made), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        words += [str(here / UNIT), "-o", str(made), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])

@@ -15,9 +15,8 @@
 
 #include "lanes.h"
 
-namespace {
+namespace glm::of_lora {
 
-using namespace glm;
 using bf16 = at::BFloat16;
 
 constexpr int64_t TOGETHER = 4;
@@ -126,8 +125,6 @@ at::Tensor lora_back(at::Tensor& slope_SI, const at::Tensor& x_SI, const at::Ten
   return parts == 1 ? sums_prI[0] : sums_prI.sum(0);
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("lora_down(Tensor x, Tensor A, int seed, float share) -> Tensor");
   library.def("lora_back(Tensor(a!) slope, Tensor x, Tensor slope_down, Tensor A, int seed, float share) -> Tensor");
@@ -137,3 +134,5 @@ TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("lora_down", lora_down);
   library.impl("lora_back", lora_back);
 }
+
+}  // namespace glm::of_lora

@@ -10,9 +10,8 @@
 
 #include "lanes.h"
 
-namespace {
+namespace glm::of_loss {
 
-using namespace glm;
 
 constexpr uint16_t LOWEST = 0xff7f;  // the least that bfloat16 holds: its exponential is nothing
 
@@ -55,10 +54,10 @@ at::Tensor loss_and_slope(at::Tensor& logits_SV, const at::Tensor& labels_S) {
   return losses_S;
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("loss_and_slope(Tensor(a!) logits, Tensor labels) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) { library.impl("loss_and_slope", loss_and_slope); }
+
+}  // namespace glm::of_loss

@@ -17,9 +17,8 @@
 
 #include "lanes.h"
 
-namespace {
+namespace glm::of_norm {
 
-using namespace glm;
 using Given = std::optional<at::Tensor>;
 
 // Rows of bfloat16, or nothing.
@@ -143,8 +142,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norms_back(
   return {made_SH, made_branch_SH, by_after_PH.sum(0), by_before_PH.sum(0)};
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def(
       "norms(Tensor x, Tensor? branch, Tensor? after, Tensor? before, float epsilon) -> "
@@ -158,3 +155,5 @@ TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("norms", norms);
   library.impl("norms_back", norms_back);
 }
+
+}  // namespace glm::of_norm

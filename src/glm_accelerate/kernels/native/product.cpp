@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace {
+namespace glm::of_product {
 
 constexpr int64_t FEWEST = 192;  // rows of a thread: each lays b out anew
 
@@ -42,8 +42,6 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const std::optional
   return out;
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("product(Tensor a, Tensor b, Tensor? bias) -> Tensor");
 }
@@ -51,3 +49,5 @@ TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("product", product);
 }
+
+}  // namespace glm::of_product

@@ -7,9 +7,8 @@
 
 #include "lanes.h"
 
-namespace {
+namespace glm::of_swiglu {
 
-using namespace glm;
 
 uint16_t* bits(const at::Tensor& x) { return reinterpret_cast<uint16_t*>(x.data_ptr<at::BFloat16>()); }
 
@@ -65,8 +64,6 @@ at::Tensor swiglu_back(const at::Tensor& gate_up_S2W, const at::Tensor& slope_SW
   return made_S2W;
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("swiglu(Tensor gate_up) -> Tensor");
   library.def("swiglu_back(Tensor gate_up, Tensor slope) -> Tensor");
@@ -76,3 +73,5 @@ TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("swiglu", swiglu);
   library.impl("swiglu_back", swiglu_back);
 }
+
+}  // namespace glm::of_swiglu
