@@ -55,7 +55,7 @@ def rows(pairs: Sequence[Pair], warmup: int, weights: int) -> list[Row]:
         both("speed by processor time", "tokens/s", Speed("cpu_seconds", warmup)),
         both("the same, warm-up steps included: wall", "tokens/s", Speed("wall_seconds", 0)),
         both("the same, warm-up steps included: processor", "tokens/s", Speed("cpu_seconds", 0)),
-        both("first step, in which ours compiles", "s", First()),
+        both("first step, in which ours may compile", "s", First()),
         both("peak memory", "MB", Peak(above=0)),
         both("peak memory above libraries and weights", "MB", Peak(above=weights)),
         both("positions that hold a token", "%", Useful()),

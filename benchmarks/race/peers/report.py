@@ -25,7 +25,7 @@ by length; ours packs four samples a step. So steps hold other samples, and spee
 trained. Templates and labels are each peer's own (the table has targets a step); of a conversation that is
 too long ours drops the oldest turns, they its end. Adapters start from other random numbers. In full
 fine-tuning ours, TRL and LLaMA-Factory keep weights in fp32, ms-swift and Axolotl in bf16. Our operators
-compile in the first step, from an empty cache in every run; that step is left out.
+in C++ are compiled before, as they are once a machine (about ten seconds).
 """
 
 
