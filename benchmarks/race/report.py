@@ -28,8 +28,8 @@ and schedule, threads. Both are judged by transformers in fp32 on what they expo
 **Not equal**: ours packs a step's samples into rows where stock pads; the random numbers of dropout and the
 adapter's start; in full fine-tuning stock keeps weights and both moments in bf16, ours keeps them in fp32
 (which costs ours memory); stock's samples are lists in memory, ours are read from its memory-mapped store;
-our operators in C++ are compiled before, as they are once a machine (about ten seconds; processors with bfloat16
-tiles); without them ours compiles in its first step, from an empty cache in every run: a row has that step.
+our operators in C++ are compiled before, as they are once a machine (about ten seconds; processors with
+bfloat16 tiles); without them ours compiles in its first step, from an empty cache in every run: a row has it.
 """
 
 

@@ -58,7 +58,10 @@ class _Chunked(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=hidden_SH.device)
         grad_hidden = torch.empty_like(hidden_SH) if wants_hidden else None
         grad_weight: Tensor | None = None
-        itemsize, budget = (hidden_SH.itemsize, GPU_BYTES) if form == "triton" else (4, CPU_BYTES)
+        itemsize = hidden_SH.itemsize if form in ("triton", "native") else 4
+        budget = GPU_BYTES if form == "triton" else CPU_BYTES
+        if wants_weight and form != "triton":  # each chunk adds to all of it, so there are few
+            budget = max(budget, 4 * weight_VH.numel())
         rows = chunk_rows(len(hidden_SH), len(weight_VH), itemsize, budget)
         native = form == "native"
         for start in range(0, len(hidden_SH), rows):
