@@ -29,7 +29,8 @@ def repeat_exactly(device: torch.device) -> None:
     if device.type == "cuda":
         repeat_products()
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # it would fill every new tensor
+        # It would fill every new tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _mix(value: int) -> int:
