@@ -161,13 +161,13 @@ def test_an_explicit_start_reads_no_directory_of_checkpoints(
 ) -> None:
     """The kernel says so of the whole command, until it trains; its first save ends the branch after it."""
     run, log = tmp_path / "run", tmp_path / "log"
-    seldom: Said = {"every": 4}  # what pays may be each step on a slow disk, and the fourth is not kept
-    go(tiny_run, run, stop_after=4, checkpoint=seldom)
+    all_stay: Said = {"keep_last": 100}  # a slow machine saves more often: the fourth would be dropped
+    go(tiny_run, run, stop_after=4, checkpoint=all_stay)
     named = run / "checkpoints" / "checkpoint-4"
-    go(tiny_run, run, stop_after=8, checkpoint=seldom)
+    go(tiny_run, run, stop_after=8, checkpoint=all_stay)
     paths = ["-P", str(named.parent), "-P", str(run / "events.jsonl")]
     traced = ["strace", "-f", "-y", "-s", "200", "-e", "trace=getdents64,write", *paths, "-o", str(log)]
-    words = [*traced, *command, "checkpoint.every=4", "--resume", str(named)]
+    words = [*traced, *command, "checkpoint.keep_last=100", "--resume", str(named)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if "Operation not permitted" in done.stderr:
         pytest.skip("strace may not trace here")
