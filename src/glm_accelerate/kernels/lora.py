@@ -4,6 +4,7 @@ The product of the adapter is added into the layer's own output. Of its activati
 neighbours keep too, and what the mask is drawn from. S rows, I inputs, O outputs, r rank.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,26 +58,81 @@ class _LoraLinear(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         out = linear(x, weight_OI, bias_O)
-        down_Sr = drop(x, keep).flatten(0, -2) @ A_rI.to(x.dtype).T
-        out.flatten(0, -2).addmm_(down_Sr, B_Or.to(x.dtype).T, alpha=scale)
-        mask = keep if isinstance(keep, Tensor) else None
-        ctx.save_for_backward(x, weight_OI, A_rI, B_Or, mask, down_Sr)
-        ctx.scale, ctx.keep = scale, None if mask is not None else keep
+        _add(ctx, out, x, A_rI, B_Or, keep, scale, weight_OI)
         return out
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
-        x, weight_OI, A_rI, B_Or, mask, down_Sr = ctx.saved_tensors
-        keep: Keep = ctx.keep if mask is None else mask
-        slope_SO = slopes[0].flatten(0, -2)
-        slope_Sr = (slope_SO @ B_Or.to(x.dtype)) * ctx.scale
-        grad_A = (slope_Sr.T @ drop(x, keep).flatten(0, -2)).to(A_rI.dtype)
-        grad_B = (slope_SO.T @ down_Sr).to(B_Or.dtype) * ctx.scale
+        back, (weight_OI,) = _back(ctx, slopes[0], ctx.needs_input_grad[0])
         grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = (slope_SO @ weight_OI).view_as(x)
-            add_dropped(grad_x, (slope_Sr @ A_rI.to(x.dtype)).view_as(x), keep)
-        return grad_x, None, None, grad_A, grad_B, None, None
+        if back.through is not None:
+            grad_x = slopes[0] @ weight_OI
+            add_dropped(grad_x, back.through, back.keep)
+        return grad_x, None, None, back.grad_A, back.grad_B, None, None
+
+
+def add_adapter(
+    out: Tensor, x: Tensor, A_rI: Tensor, B_Or: Tensor, *, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """out += scale * dropout(x) A^T B^T, for a layer that multiplies in its own way."""
+    added: Any = _Adapter.apply(out, x, A_rI, B_Or, draw(x, dropout), scale / (1 - dropout))
+    return added
+
+
+class _Adapter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, x: Tensor, A_rI: Tensor, B_Or: Tensor, keep: Keep, scale: float
+    ) -> Tensor:
+        _add(ctx, out, x, A_rI, B_Or, keep, scale)
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
+        back, _ = _back(ctx, slopes[0], ctx.needs_input_grad[1])
+        grad_x = None if back.through is None else drop(back.through, back.keep)
+        return slopes[0], grad_x, back.grad_A, back.grad_B, None, None
+
+
+def _add(
+    ctx: Any,
+    out: Tensor,
+    x: Tensor,
+    A_rI: Tensor,
+    B_Or: Tensor,
+    keep: Keep,
+    scale: float,
+    *others: Tensor,
+) -> None:
+    """Adds the adapter's product into `out`, and keeps for the way back what it takes, with `others`."""
+    down_Sr = drop(x, keep).flatten(0, -2) @ A_rI.to(x.dtype).T
+    out.flatten(0, -2).addmm_(down_Sr, B_Or.to(x.dtype).T, alpha=scale)
+    mask = keep if isinstance(keep, Tensor) else None
+    ctx.save_for_backward(x, A_rI, B_Or, mask, down_Sr, *others)
+    ctx.scale, ctx.keep = scale, None if mask is not None else keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """Gradients of an adapter. `through` is that of x if it is wanted, before `keep` drops of it."""
+
+    grad_A: Tensor
+    grad_B: Tensor
+    through: Tensor | None
+    keep: Keep
+
+
+def _back(ctx: Any, slope: Tensor, wants_x: bool) -> tuple[_Back, list[Tensor]]:
+    """From what `_add` kept; and the others that it kept."""
+    x, A_rI, B_Or, mask, down_Sr, *others = ctx.saved_tensors
+    keep: Keep = ctx.keep if mask is None else mask
+    slope_SO = slope.flatten(0, -2)
+    slope_Sr = (slope_SO @ B_Or.to(x.dtype)) * ctx.scale
+    grad_A = (slope_Sr.T @ drop(x, keep).flatten(0, -2)).to(A_rI.dtype)
+    grad_B = (slope_SO.T @ down_Sr).to(B_Or.dtype) * ctx.scale
+    through = (slope_Sr @ A_rI.to(x.dtype)).view_as(x) if wants_x else None
+    return _Back(grad_A, grad_B, through, keep), others
 
 
 class _Native(torch.autograd.Function):

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from glm_accelerate.kernels.choose import Choice
-from glm_accelerate.kernels.dropout import Keep, draw, drop
 
 Kind = Literal["nf4", "int8", "fp8"]
 
@@ -214,38 +213,3 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
         weight_OI = unpack(Packed(ctx.kind, ctx.inputs, *ctx.saved_tensors), slopes[0].dtype)
         return slopes[0] @ weight_OI, None, None, None, None, None, None
-
-
-def add_adapter(
-    out: Tensor, x: Tensor, A_rI: Tensor, B_Or: Tensor, *, scale: float, dropout: float = 0.0
-) -> Tensor:
-    """out += scale * dropout(x) A^T B^T. A and B may be wider than x, and so is their gradient."""
-    added: Any = _Adapter.apply(out, x, A_rI, B_Or, draw(x, dropout), scale / (1 - dropout))
-    return added
-
-
-class _Adapter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, out: Tensor, x: Tensor, A_rI: Tensor, B_Or: Tensor, keep: Keep, scale: float
-    ) -> Tensor:
-        down_Sr = drop(x, keep).flatten(0, -2) @ A_rI.to(x.dtype).T
-        out.flatten(0, -2).addmm_(down_Sr, B_Or.to(x.dtype).T, alpha=scale)
-        ctx.mark_dirty(out)
-        mask = keep if isinstance(keep, Tensor) else None
-        ctx.save_for_backward(x, A_rI, B_Or, mask, down_Sr)
-        ctx.scale, ctx.keep = scale, None if mask is not None else keep
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
-        x, A_rI, B_Or, mask, down_Sr = ctx.saved_tensors
-        keep: Keep = ctx.keep if mask is None else mask
-        slope_SO = slopes[0].flatten(0, -2)
-        slope_Sr = (slope_SO @ B_Or.to(x.dtype)) * ctx.scale
-        grad_A = (slope_Sr.T @ drop(x, keep).flatten(0, -2)).to(A_rI.dtype)
-        grad_B = (slope_SO.T @ down_Sr).to(B_Or.dtype) * ctx.scale
-        grad_x = None
-        if ctx.needs_input_grad[1]:
-            grad_x = drop((slope_Sr @ A_rI.to(x.dtype)).view_as(x), keep)
-        return slopes[0], grad_x, grad_A, grad_B, None, None

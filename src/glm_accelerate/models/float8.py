@@ -5,7 +5,7 @@ that keep the same tensors under the same names. The head, norms and attention s
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.float8 import MULTIPLE, float8_linear
-from glm_accelerate.kernels.quantized import add_adapter
+from glm_accelerate.kernels.lora import add_adapter
 from glm_accelerate.models.adapt.lora import LoraLinear, linear_layers
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.linear import Linear

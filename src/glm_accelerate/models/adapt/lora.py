@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from glm_accelerate.kernels.lora import lora_linear
-from glm_accelerate.kernels.quantized import add_adapter
+from glm_accelerate.kernels.lora import add_adapter, lora_linear
 from glm_accelerate.models.adapt.quantized import QuantizedLinear
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES
