@@ -28,15 +28,23 @@ def linear_cross_entropy_reference(hidden_SH: Tensor, weight_VH: Tensor, labels_
 
 
 def linear_cross_entropy(
-    hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, form: Form | None = None
+    hidden_SH: Tensor,
+    weight_VH: Tensor,
+    labels_S: Tensor,
+    form: Form | None = None,
+    *,
+    scale: float = 1.0,
+    copy_VH: Tensor | None = None,
 ) -> Tensor:
-    """Sum over rows of -log softmax(hidden @ weight.T)[label], as a float32 scalar.
+    """`scale` times the sum over rows of -log softmax(hidden @ weight.T)[label], as a float32 scalar.
 
-    `form` is as `choose_form` says unless it is given. Of a frozen weight there is no gradient.
+    `form` is as `choose_form` says unless it is given. Of a frozen weight there is no gradient. `copy`: the
+    weight in the dtype of `hidden`, if there is one; the gradient is the weight's, in its `grad_dtype`.
     """
     form = form or choose_form(facts_of(hidden_SH.device), hidden_SH.dtype, compiled=False)[0]
     learns = torch.is_grad_enabled()
-    return _Chunked.apply(hidden_SH, weight_VH, labels_S, form, learns)  # pyright: ignore[reportReturnType]
+    loss: Any = _Chunked.apply(hidden_SH, weight_VH, labels_S, form, learns, scale, copy_VH)
+    return loss
 
 
 def chunk_rows(rows: int, vocabulary: int, itemsize: int, budget: int) -> int:
@@ -49,12 +57,22 @@ def chunk_rows(rows: int, vocabulary: int, itemsize: int, budget: int) -> int:
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor, form: Form, learns: bool
+        ctx: Any,
+        hidden_SH: Tensor,
+        weight_VH: Tensor,
+        labels_S: Tensor,
+        form: Form,
+        learns: bool,
+        scale: float,
+        copy_VH: Tensor | None,
     ) -> Tensor:
         wants_hidden, wants_weight = (learns and wants for wants in ctx.needs_input_grad[:2])
-        weight = weight_VH.to(hidden_SH.dtype)
+        weight = weight_VH.to(hidden_SH.dtype) if copy_VH is None else copy_VH
         wide = torch.float64 if hidden_SH.dtype == torch.float64 else torch.float32
-        boost = BOOST if hidden_SH.dtype == torch.float16 else 1.0
+        # Slopes are made with their scale, but in float16, where it might overflow, with one that lifts them;
+        # what is compiled would be so anew for each number.
+        boost = scale if form != "compiled" else 1.0
+        boost = BOOST if hidden_SH.dtype == torch.float16 else boost
         total = torch.zeros((), dtype=wide, device=hidden_SH.device)
         grad_hidden = torch.empty_like(hidden_SH) if wants_hidden else None
         grad_weight: Tensor | None = None
@@ -73,25 +91,28 @@ class _Chunked(torch.autograd.Function):
                 grad_hidden[start : start + rows] = product(slope, weight, None, native)
             if wants_weight:
                 part = _wide_product(slope.T, hidden, native)
-                grad_weight = part.to(wide) if grad_weight is None else grad_weight.add_(part)
+                if grad_weight is not None:
+                    grad_weight.add_(part)
+                else:  # one chunk of all rows is not summed
+                    grad_weight = part if rows >= len(hidden_SH) else part.to(wide)
         if wants_weight and grad_weight is None:  # no row has a target
             grad_weight = torch.zeros_like(weight_VH, dtype=wide)
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype, ctx.boost = weight_VH.dtype, boost
-        return total
+        ctx.weight_dtype = weight_VH.dtype if copy_VH is None else weight_VH.grad_dtype
+        ctx.boosted = boost / scale
+        return total * scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         # Not a scalar tensor: it would be rounded to the gradient's dtype before the product.
-        slope_11 = (grads[0] / ctx.boost).view(1, 1)
-        return (
-            None if grad_hidden is None else torch.mul(grad_hidden, slope_11, out=grad_hidden),
-            None if grad_weight is None else grad_weight.mul_(slope_11).to(ctx.weight_dtype),
-            None,
-            None,
-            None,
-        )
+        slope_11 = (grads[0] / ctx.boosted).view(1, 1)
+        if grads[0].device.type != "cpu" or slope_11 != 1:  # a CPU can look without waiting
+            grad_hidden = None if grad_hidden is None else torch.mul(grad_hidden, slope_11, out=grad_hidden)
+            if grad_weight is not None:
+                wide = grad_weight.to(torch.promote_types(grad_weight.dtype, ctx.weight_dtype))
+                grad_weight = wide.mul_(slope_11)
+        return grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), *(None,) * 5
 
 
 def _of_logits(
@@ -103,21 +124,21 @@ def _of_logits(
 
         return loss_and_slope(logits_SV, labels_S, boost, by_slope), logits_SV
     if form == "native":
-        return torch.ops.glm_accelerate.loss_and_slope(logits_SV, labels_S), logits_SV
+        return torch.ops.glm_accelerate.loss_and_slope(logits_SV, labels_S, boost), logits_SV
     if form == "compiled" and len(logits_SV) > 1:
         return run(_loss_and_slope, logits_SV, labels_S[:, None], boost, lengths={0: (0,), 1: (0,)})
     wide = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
-    losses, slope = _in_place(wide, labels_S[:, None])
-    return losses, (slope if boost == 1.0 else slope.mul_(boost)).to(logits_SV.dtype)
+    losses, slope = _in_place(wide, labels_S[:, None], boost)
+    return losses, slope.to(logits_SV.dtype)
 
 
-def _in_place(logits_SV: Tensor, labels_S1: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses of rows and their slope, which takes the place of the logits."""
+def _in_place(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple[Tensor, Tensor]:
+    """Losses of rows and `boost` times their slope, which takes the place of the logits."""
     logits_SV.sub_(logits_SV.amax(1, keepdim=True))
     picked = logits_SV.gather(1, labels_S1)
     slope = logits_SV.exp_()
     total = slope.sum(1, keepdim=True)
-    slope.div_(total).scatter_add_(1, labels_S1, slope.new_full(labels_S1.shape, -1.0))
+    slope.div_(total / boost).scatter_add_(1, labels_S1, slope.new_full(labels_S1.shape, -boost))
     return total.log() - picked, slope
 
 

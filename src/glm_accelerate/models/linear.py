@@ -13,6 +13,8 @@ class Linear(nn.Module):
     """out = x @ weight.T + bias. Made empty: weights are loaded or initialised from outside."""
 
     native = False  # set by `models.bind`: products by our own code
+    _copy: Tensor | None = None
+    _copied = 0  # version of the weight
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
@@ -20,7 +22,28 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.native)
+        return linear(x, self.weight, self.bias, self.native, self.copy)
+
+    @property
+    def copy(self) -> Tensor | None:
+        """The weight as it is multiplied, if that is kept beside it. Who changes the weight without torch
+        counting it, as our optimizer does, writes the copy, too; after every other change it is made anew.
+        """
+        if self._copy is not None and self._copied != self.weight._version:  # pyright: ignore[reportPrivateUsage]
+            self.keep_copy(self._copy.dtype)
+        return self._copy
+
+    def keep_copy(self, dtype: torch.dtype) -> Tensor:
+        """Have a copy of the weight from now on, in the same memory if there was one."""
+        now = self.weight.detach()
+        self._copy = now.to(dtype, copy=True) if self._copy is None else self._copy.copy_(now)
+        self._copied = self.weight._version  # pyright: ignore[reportPrivateUsage]
+        return self._copy
+
+    def learn_in(self, dtype: torch.dtype) -> None:
+        """The dtype of the weight's next gradient, if it is multiplied as a copy."""
+        if self._copy is not None:
+            self.weight.grad_dtype = dtype
 
     @property
     def inputs(self) -> int:

@@ -4,15 +4,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Adafactor, AdamW, Optimizer
+
+from glm_accelerate.optim.one_pass import OnePassAdamW
 
 if TYPE_CHECKING:
     from glm_accelerate.config.schema import OptimSection
 
 
-def build_optimizer(named: Iterable[tuple[str, Tensor]], section: "OptimSection") -> Optimizer:
-    """An optimizer over everything that requires a gradient."""
+def build_optimizer(
+    named: Iterable[tuple[str, Tensor]], section: "OptimSection", *, native: bool = False
+) -> Optimizer:
+    """An optimizer over everything that requires a gradient. `native`: our own CPU operators are there."""
     trained = [parameter for _, parameter in named if parameter.requires_grad]
     groups = [
         {
@@ -24,13 +28,10 @@ def build_optimizer(named: Iterable[tuple[str, Tensor]], section: "OptimSection"
     groups = [group for group in groups if group["params"]]
     if section.name == "adafactor":
         return Adafactor(groups, lr=section.learning_rate, beta2_decay=-0.8)
-    return AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.epsilon, fused=True)
-
-
-def set_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Use this rate from the next step on."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    rule = {"lr": section.learning_rate, "betas": section.betas, "eps": section.epsilon}
+    if native and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in trained):
+        return OnePassAdamW(groups, **rule)
+    return AdamW(groups, **rule, fused=True)
 
 
 def optimizer_state(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

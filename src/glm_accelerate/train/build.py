@@ -34,6 +34,7 @@ from glm_accelerate.models.weights import part_reader, read_config
 from glm_accelerate.observe.events import EventLog, Events, Observer, last_attempt, read_past
 from glm_accelerate.observe.sinks import open_sinks
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
 from glm_accelerate.plan.hardware import detect
@@ -118,8 +119,9 @@ def built(
         keep_freed_memory()
         repeat_exactly(pick_device())
         model, notes = _model(settled)
-        optimizer = build_optimizer(model.named_parameters(), config.optim)
+        optimizer = build_optimizer(model.named_parameters(), config.optim, native=model.form == "native")
         progress, warnings = _go_on(settled, model, optimizer)
+        keep_copies(optimizer, model)
         resumed = None if progress is None else progress.position
         progress = progress or Progress()
         first, compute = config.precision.loss_scale, settled.plan.compute

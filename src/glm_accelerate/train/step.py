@@ -17,8 +17,8 @@ from glm_accelerate.kernels.choose import form_now
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.optim.build import set_rate
-from glm_accelerate.optim.clip import clip
+from glm_accelerate.models.linear import Linear
+from glm_accelerate.optim.update import apply, gradient_norm, share
 from glm_accelerate.parallel.part import whole
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.reduce import sum_gradients
@@ -33,8 +33,8 @@ class Outcome:
     applied: bool
 
 
-def batch_loss(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
-    """Sum of the losses of a batch's targets. Logits are made only where there is a target."""
+def batch_loss(model: Decoder, batch: Batch, device: torch.device, scale: float = 1.0) -> Tensor:
+    """`scale` times the losses of a batch's targets. Logits are made only where there is a target."""
     tokens_RT = torch.from_numpy(batch.tokens_RT).to(device, non_blocking=True)
     hidden_RTH = model.hidden(tokens_RT, Layout.of_documents(batch.documents, device))
     labels = batch.labels_RT.reshape(-1)
@@ -43,7 +43,9 @@ def batch_loss(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
     labels_S = torch.from_numpy(labels[learnt]).to(device, non_blocking=True)
     hidden_SH = hidden_RTH.flatten(0, 1)[rows_S]
     form = form_now(model.form, model.training)
-    return linear_cross_entropy(hidden_SH, model.head.weight, labels_S, form)
+    return linear_cross_entropy(
+        hidden_SH, model.head.weight, labels_S, form, scale=scale, copy_VH=model.head.copy
+    )
 
 
 def forward_backward(
@@ -54,13 +56,18 @@ def forward_backward(
     `together`: the model is divided over ranks, so that batches without targets are run too.
     `scale`: the gradients are so many times those of the loss.
     """
+    # A gradient that nothing is added to stays as its product made it; sums are float32.
+    once = len(step.batches) == 1 and not together
+    for part in model.modules():
+        if isinstance(part, Linear):
+            part.learn_in(torch.bfloat16 if once else torch.float32)
     total = torch.zeros((), device=device)
     for batch in step.batches:
         if batch.targets or together:
-            loss = batch_loss(model, batch, device) / max(1, step.targets)
-            (loss * scale).backward()
+            loss = batch_loss(model, batch, device, scale / max(1, step.targets))
+            loss.backward()
             total += loss.detach()
-    return total
+    return total / scale
 
 
 def update(
@@ -78,12 +85,11 @@ def update(
     loss = forward_backward(model, step, device, together=ranks.count > 1, scale=scale)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sum_gradients(trained, ranks)
-    norms = whole(clip(trained, limit, scale)).to(loss)
-    own, norm = torch.stack((loss, norms)).tolist()  # the one place that waits for the device
+    norm_of_all = gradient_norm(optimizer, scale)
+    own, norm = torch.stack((loss, whole(norm_of_all).to(loss))).tolist()  # the one place that waits
     total, odd = ranks.total([own, not math.isfinite(norm)])
     applied = math.isfinite(total) and not odd and step.targets > 0
     if applied:
-        set_rate(optimizer, learning_rate)
-        optimizer.step()
+        apply(optimizer, learning_rate, share(norm_of_all, limit, scale))
     optimizer.zero_grad(set_to_none=True)
     return Outcome(total, norm, applied)

@@ -30,9 +30,9 @@ from glm_accelerate.checkpoint.pickled import unpickle
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.optim.build import build_optimizer, load_optimizer_state, set_rate
-from glm_accelerate.optim.clip import clip
+from glm_accelerate.optim.build import build_optimizer, load_optimizer_state
 from glm_accelerate.optim.schedule import rate
+from glm_accelerate.optim.update import apply, gradient_norm, share
 from glm_accelerate.runtime.errors import UserError
 
 STEPS, SAVED, BATCH, RATE = 6, 3, 2, 1e-2
@@ -107,10 +107,8 @@ def go_on(model_dir: Path, section: AdaptSection, begun: Foreign) -> list[float]
         batch = torch.tensor([row["input_ids"] for row in data[step * BATCH : (step + 1) * BATCH]])
         loss = cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        clip(trained.values(), 1.0)
-        share = rate(step, STEPS, schedule="linear", warmup=0, decay=0.2, floor=0.0)
-        set_rate(optimizer, RATE * share)
-        optimizer.step()
+        height = rate(step, STEPS, schedule="linear", warmup=0, decay=0.2, floor=0.0)
+        apply(optimizer, RATE * height, share(gradient_norm(optimizer), 1.0))
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from glm_accelerate.config.schema import OptimSection
-from glm_accelerate.optim.build import build_optimizer, load_optimizer_state, optimizer_state, set_rate
-from glm_accelerate.optim.clip import clip
+from glm_accelerate.optim.build import build_optimizer, load_optimizer_state, optimizer_state
 from glm_accelerate.optim.schedule import rate
+from glm_accelerate.optim.update import apply, gradient_norm, set_rate, share
 
 
 def rates(
@@ -43,11 +43,15 @@ def test_shapes() -> None:
 def test_clip_scales_to_the_limit_and_reports_the_norm_before() -> None:
     weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(1))]
     weights[0].grad, weights[1].grad = torch.tensor([3.0, 0.0, 0.0]), torch.full((2, 2), 2.0)
-    assert clip(weights, 0.5).item() == pytest.approx(5.0)
-    assert clip(weights, 0.0).item() == pytest.approx(0.5, rel=1e-5)
-    assert clip(weights, 10.0).item() == pytest.approx(0.5, rel=1e-5)
+    optimizer = torch.optim.SGD(weights)
+    norms: list[float] = []
+    for limit in (0.5, 0.0, 10.0):
+        norms.append(gradient_norm(optimizer).item())
+        apply(optimizer, 0.0, share(gradient_norm(optimizer), limit))
+    assert norms == pytest.approx([5.0, 0.5, 0.5], rel=1e-5)
+    assert gradient_norm(optimizer).item() == pytest.approx(0.5, rel=1e-5)
     weights[0].grad[0] = float("inf")
-    assert not torch.isfinite(clip(weights, 0.5))
+    assert not gradient_norm(optimizer).isfinite()
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])

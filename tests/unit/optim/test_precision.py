@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
-from glm_accelerate.optim.clip import clip
 from glm_accelerate.optim.precision import CEILING, FLOOR, Scale, rescale
+from glm_accelerate.optim.update import apply, gradient_norm, share
 from glm_accelerate.optim.widen import LARGEST, LEAST, ROOM, Extremes, Mixed, extremes
 
 HALF, FULL = torch.float16, torch.float32
@@ -44,12 +45,18 @@ def test_clipping_divides_by_the_scale_to_the_last_bit(limit: float) -> None:
     for one, other in zip(plain[:2], scaled[:2], strict=True):  # the third has none
         one.grad = torch.randn(one.shape)
         other.grad = one.grad * 1024
-    assert torch.equal(clip(plain, limit), clip(scaled, limit, 1024.0))
+    one_step, other_step = SGD(plain), SGD(scaled)
+    norm, other_norm = gradient_norm(one_step), gradient_norm(other_step, 1024.0)
+    assert torch.equal(norm, other_norm)
+    apply(one_step, 0.0, share(norm, limit))
+    apply(other_step, 0.0, share(other_norm, limit, 1024.0))
     for one, other in zip(plain[:2], scaled[:2], strict=True):
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
-    assert clip([nn.Parameter(torch.zeros(2))], limit, 1024.0).item() == 0.0  # nothing learnt
+    nothing = gradient_norm(SGD([nn.Parameter(torch.zeros(2))]), 1024.0)
+    assert nothing.item() == 0.0
+    assert share(nothing, limit).isfinite()
 
 
 def test_an_own_loop_loses_no_small_gradient_and_outlives_an_overflow() -> None:
@@ -58,15 +65,16 @@ def test_an_own_loop_loses_no_small_gradient_and_outlives_an_overflow() -> None:
     def learn(scale: Scale) -> tuple[float, list[float]]:
         torch.manual_seed(1)
         layer, course = nn.Linear(4, 1), [scale.value]
-        optimizer = torch.optim.SGD(layer.parameters(), lr=1e8)
+        optimizer = SGD(layer.parameters())
         for _ in range(60):
             inputs = torch.randn(8, 4).half()
             out = nn.functional.linear(inputs, layer.weight.half(), layer.bias.half())
             loss = (out - 1).float().square().mean() * 1e-9
             (loss * scale.value).backward()
-            finite = math.isfinite(clip(layer.parameters(), 0.0, scale.value).item())
+            norm = gradient_norm(optimizer, scale.value)
+            finite = math.isfinite(norm.item())
             if finite:
-                optimizer.step()
+                apply(optimizer, 1e8, share(norm, 0.0, scale.value))
             optimizer.zero_grad()
             scale = rescale(scale, finite, patience=1000)
             course.append(scale.value)

@@ -28,7 +28,9 @@ void each_sixteen(uint16_t* row, int64_t V, bool changes, const Work& work) {
   if (changes) std::copy(rest, rest + (V - i), row + i);
 }
 
-at::Tensor loss_and_slope(at::Tensor& logits_SV, const at::Tensor& labels_S) {
+// The slope is that of `factor` times the losses.
+at::Tensor loss_and_slope(at::Tensor& logits_SV, const at::Tensor& labels_S, double factor) {
+  const float times = static_cast<float>(factor);
   TORCH_CHECK(logits_SV.is_contiguous() && logits_SV.scalar_type() == at::kBFloat16);
   TORCH_CHECK(labels_S.is_contiguous() && labels_S.scalar_type() == at::kLong);
   const int64_t S = logits_SV.size(0), V = logits_SV.size(1);
@@ -47,15 +49,15 @@ at::Tensor loss_and_slope(at::Tensor& logits_SV, const at::Tensor& labels_S) {
       each_sixteen(row, V, false, [&](const uint16_t* x) { totals += exp_negative(load(x) - top); });
       const float rest = std::log(sum(totals));
       losses[s] = rest - (chosen - top);
-      each_sixteen(row, V, true, [&](uint16_t* x) { store(x, exp_negative(load(x) - top - rest)); });
-      row[labels[s]] = narrow(std::exp(chosen - top - rest) - 1);
+      each_sixteen(row, V, true, [&](uint16_t* x) { store(x, exp_negative(load(x) - top - rest) * times); });
+      row[labels[s]] = narrow((std::exp(chosen - top - rest) - 1) * times);
     }
   });
   return losses_S;
 }
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
-  library.def("loss_and_slope(Tensor(a!) logits, Tensor labels) -> Tensor");
+  library.def("loss_and_slope(Tensor(a!) logits, Tensor labels, float factor) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) { library.impl("loss_and_slope", loss_and_slope); }
