@@ -28,10 +28,10 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     if section.name == "adafactor":
         return Adafactor(groups, lr=section.learning_rate, beta2_decay=-0.8)
-    rule = {"lr": section.learning_rate, "betas": section.betas, "eps": section.epsilon}
+    rate, betas, epsilon = section.learning_rate, section.betas, section.epsilon
     if native and all(type(weight) is nn.Parameter and weight.dtype == torch.float32 for weight in trained):
-        return OnePassAdamW(groups, **rule)
-    return AdamW(groups, **rule, fused=True)
+        return OnePassAdamW(groups, lr=rate, betas=betas, eps=epsilon)
+    return AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
 
 
 def optimizer_state(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.kernels.native import build
