@@ -16,7 +16,7 @@ from benchmarks.gpu.memory import peak_bytes, start_peak
 from benchmarks.gpu.model import random_decoder
 from benchmarks.race.samples import Tokens
 from glm_accelerate.bench.breakdown import profiled
-from glm_accelerate.bench.flops import Trained, peak, step_flops
+from glm_accelerate.bench.peak import peak
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import pack
 from glm_accelerate.data.types import Place, Sample, Step
@@ -26,6 +26,7 @@ from glm_accelerate.models.bind import bound
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.train.step import update
 
 LORA = LoraSettings(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj"))  # as stock

@@ -24,8 +24,9 @@ from benchmarks.gpu.cases import Case, config_of, figures_of, peak_seconds, step
 from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.memory import peak_bytes, start_peak
 from benchmarks.race.samples import Tokens
-from glm_accelerate.bench.flops import Trained, peak, step_flops
+from glm_accelerate.bench.peak import peak
 from glm_accelerate.models.families import family_of
+from glm_accelerate.plan.flops import Trained, step_flops
 
 IGNORED = -100
 

@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 
 from benchmarks.race.job import Meter, memory_now, memory_peak
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.optim.build import optimizer_state
+from glm_accelerate.optim.state import optimizer_state
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.ranks import joined
-from glm_accelerate.train.build import Start, built
+from glm_accelerate.train.build import built
 from glm_accelerate.train.loop import Run, loop
+from glm_accelerate.train.settle import Start
 from glm_accelerate.train.stop import StopRequest
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from glm_accelerate.models.adapt import adapt
     from glm_accelerate.models.adapt.files import load_adapter, save_adapter
     from glm_accelerate.models.adapt.lora import merge
+    from glm_accelerate.models.adapt.structure import expand
     from glm_accelerate.models.weights import load_model
     from glm_accelerate.models.write import save_model
     from glm_accelerate.runtime.errors import UserError
@@ -21,6 +22,7 @@ WHERE = {
     "RunConfig": "config.schema",
     "UserError": "runtime.errors",
     "adapt": "models.adapt",
+    "expand": "models.adapt.structure",
     "load_adapter": "models.adapt.files",
     "load_config": "config.load",
     "load_model": "models.weights",
@@ -35,6 +37,7 @@ __all__ = [
     "RunConfig",
     "UserError",
     "adapt",
+    "expand",
     "load_adapter",
     "load_config",
     "load_model",

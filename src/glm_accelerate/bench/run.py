@@ -12,8 +12,9 @@ from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.locate import locate
 from glm_accelerate.plan.resolve import plan_for
 from glm_accelerate.runtime.device import memory_in_use, pick_device, reset_peak
-from glm_accelerate.train.build import Start, built
+from glm_accelerate.train.build import built
 from glm_accelerate.train.loop import Run
+from glm_accelerate.train.settle import Start
 
 MEGABYTE = 10**6
 

@@ -10,11 +10,12 @@ from statistics import median
 import torch
 
 from glm_accelerate.bench.breakdown import Breakdown, profiled
-from glm_accelerate.bench.flops import Peak, Trained, peak, step_flops
+from glm_accelerate.bench.peak import Peak, peak
 from glm_accelerate.bench.run import Ready, Say, ready
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.kernels.compiled import compilations
+from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.runtime.device import memory_in_use, reset_peak
 from glm_accelerate.runtime.seed import seed_all, step_seed

@@ -97,7 +97,8 @@ def _open(
     directory = base or locate(config.model.path)
     wanted = dtype or getattr(torch, config.model.dtype)
     model = load_base(checkpoint.resolve().parent.parent, directory, dtype=wanted, device=device)
-    adapt(model, config.adapt.model_copy(update={"base": "auto"}))  # on the base as its files have it
+    shapes = reader.shapes(WEIGHTS)
+    adapt(model, config.adapt.model_copy(update={"base": "auto"}), shapes=shapes)  # on the base as in files
     load_weights(model, reader.group(WEIGHTS), checkpoint)
     return Opened(model.eval(), directory, reader.manifest.facts["template"], reader.manifest.step)
 

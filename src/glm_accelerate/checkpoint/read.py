@@ -47,6 +47,10 @@ class Reader:
         """The tensors of a group."""
         return list(self.manifest.tensors.get(group, {}))
 
+    def shapes(self, group: str) -> dict[str, Shape]:
+        """Those of the whole tensors, without reading one."""
+        return {name: stored.shape for name, stored in self.manifest.tensors.get(group, {}).items()}
+
     def tensor(
         self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> Tensor:

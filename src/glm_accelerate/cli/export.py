@@ -23,9 +23,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--layout",
-        choices=("hf", "original"),
+        choices=("hf", "original", "structured"),
         default="hf",
-        help="hf: what transformers opens by itself; original: ChatGLM's own names, with its code files (hf)",
+        help="hf: what transformers opens by itself; original: ChatGLM's own names, with its code files; "
+        "structured: shared and factored matrices as they are, for this program alone (hf)",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (as the base model's)")
     opening.base(parser)

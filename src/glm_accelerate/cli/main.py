@@ -15,7 +15,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NoReturn, Protocol, cast
 
-from glm_accelerate.runtime.env import share_cores
+from glm_accelerate.runtime.env import one_range, share_cores
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 
@@ -102,6 +102,7 @@ def _dispatch(words: list[str]) -> int:
         cure = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(verbs())}"
         raise UserError(f"there is no verb `{name}`", cure=cure)
     share_cores()
+    one_range()
     verb = cast("Verb", import_module(f"glm_accelerate.cli.{name}"))
     parser = Parser(prog=f"glm-accelerate {name}", description=verb.HELP, allow_abbrev=False)
     verb.arguments(parser)

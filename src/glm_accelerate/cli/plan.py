@@ -1,18 +1,41 @@
-"""`plan CONFIG`: every value that follows from a config on this machine, and why. Nothing is trained."""
+"""`plan CONFIG`: what follows from a config, the memory and time it takes, and what makes it fit. Nothing is
+trained, and no device has to be there.
+"""
 
 import argparse
 import json
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import source
+from glm_accelerate.cli import opening, source
 
-HELP = "Show every value that follows from a config on this machine, with its reason."
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from glm_accelerate.plan.hardware import Hardware
+
+HELP = (
+    "Show what follows from a config, its memory and time on a device, and what to type if it does not fit."
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, and the form of the answer."""
+    """CONFIG, for which devices, and the form of the answer."""
     source.arguments(parser)
+    parser.add_argument(
+        "--gpu",
+        default="this",
+        metavar="NAME",
+        help="a device by name, as `RTX 4090`, or its memory, as 12GiB",
+    )
+    parser.add_argument(
+        "--gpus", type=opening.at_least(1), default=1, metavar="N", help="how many of them (1)"
+    )
+    parser.add_argument(
+        "--tokens-per-second", type=float, metavar="N", help="what `bench step` measured on one device"
+    )
+    parser.add_argument("--price", type=float, metavar="P", help="of a device an hour")
     parser.add_argument("--json", action="store_true", help="as JSON, the way a run directory keeps it")
 
 
@@ -22,12 +45,41 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from glm_accelerate.plan.report import show_plan
-    from glm_accelerate.plan.resolve import plan_for
+    from glm_accelerate.plan import report
+    from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
+    from glm_accelerate.plan.weigh import advise, duration
 
-    plan = plan_for(config)
+    plan, weighed = plan_and_weigh(config, ground_of(config, _hardware(args), args.gpus))
+    taken = duration(weighed, args.tokens_per_second)
+    advice = None if weighed.memory.fits else advise(weighed)
     if args.json:
-        sys.stdout.write(json.dumps(asdict(plan), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    else:
-        show_plan(plan, Console())
+        said = asdict(plan) | {"time": asdict(taken), "advice": advice and asdict(advice)}
+        sys.stdout.write(json.dumps(said, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        return 0
+    console = Console()
+    report.show_plan(plan, console)
+    report.show_memory(weighed.memory, console)
+    report.show_duration(taken, args.gpus, args.price, console)
+    if advice is not None:
+        report.show_advice(advice, _command(args, advice.overrides or ()), console)
     return 0
+
+
+def _hardware(args: argparse.Namespace) -> "Hardware":
+    from glm_accelerate.plan.devices import THIS, as_hardware, find_device
+    from glm_accelerate.plan.hardware import detect
+
+    here = detect()
+    return here if args.gpu == THIS else as_hardware(find_device(args.gpu), here, args.gpus)
+
+
+def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:
+    """What was typed, for all that the plan depends on, without what the changes replace."""
+    replaced = {word.partition("=")[0] for change in changes for word in change.split()}
+    stock = ["--stock-config", *args.stock_config] if args.stock_config else []
+    said = [
+        word for word in (args.config, *args.overrides) if word and word.partition("=")[0] not in replaced
+    ]
+    device = ["--gpu", args.gpu] if args.gpu != "this" else []
+    devices = ["--gpus", str(args.gpus)] if args.gpus > 1 and "--gpus" not in replaced else []
+    return ["plan", *stock, *said, *device, *devices]

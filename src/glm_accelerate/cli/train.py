@@ -69,10 +69,10 @@ def _train(args: argparse.Namespace) -> int:
 
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.observe.console import ConsoleObserver, show_start
-    from glm_accelerate.train.build import Start
     from glm_accelerate.train.directory import ConfigChanged
     from glm_accelerate.train.mismatch import EVERY, Mismatched
     from glm_accelerate.train.run import train
+    from glm_accelerate.train.settle import Start
 
     strange = set(args.accept) - EVERY
     if strange:

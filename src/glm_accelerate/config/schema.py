@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from glm_accelerate.config.amount import as_said
+
 Auto = Literal["auto"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -46,11 +48,26 @@ class AdaptSection(Section):
     """freeze: how many of the last layers train."""
     prefix_tokens: int = Field(default=128, ge=1)
     """prefix: how many virtual tokens stand before each document."""
+    share_qk: int = Field(default=1, ge=1)
+    """full: so many neighbouring layers share one query and one key projection; 1: each has its own."""
+    keep_energy: float = Field(default=1.0, gt=0, le=1)
+    """full: matrices become two thin ones with this share of their squared singular values; 1: they stay."""
 
     @model_validator(mode="after")
     def _packed_is_frozen(self) -> Self:
         if self.base in ("nf4", "int8", "fp8") and self.method in ("full", "freeze"):
             raise ValueError(f"base {self.base} cannot be trained: say method lora or prefix")
+        return self
+
+    @property
+    def restructures(self) -> bool:
+        """Whether matrices are shared or factored before training."""
+        return self.share_qk > 1 or self.keep_energy < 1
+
+    @model_validator(mode="after")
+    def _restructured_is_trained(self) -> Self:
+        if self.restructures and self.method != "full":
+            raise ValueError("share_qk and keep_energy change all weights: say method full")
         return self
 
 
@@ -143,8 +160,8 @@ class PrecisionSection(Section):
 class OptimSection(Section):
     """How the weights move."""
 
-    name: Literal["adamw", "adafactor"] = "adamw"
-    """adamw: two float32 moments a weight; adafactor: rows and columns only."""
+    name: Literal["adamw", "adamw8bit", "adafactor"] = "adamw"
+    """adamw: two float32 moments a weight; adamw8bit: in 8 bits; adafactor: rows and columns only."""
     learning_rate: float = Field(default=5e-4, gt=0)
     """The highest rate of the schedule."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -169,11 +186,14 @@ class MemorySection(Section):
     """How memory is saved."""
 
     recompute: Auto | Literal["off", "blocks"] = "auto"
-    """blocks: keep only each block's input and compute the rest again in the backward pass."""
-    offload: Auto | Literal["off"] = "auto"
-    """Moving state to host memory; nothing is moved yet, and the plan says so."""
-    limit: Auto = "auto"
-    """How much device memory may be used; auto: all that is free."""
+    """blocks: keep only each block's input and compute the rest again in the backward pass; auto: the plan
+    recomputes only if the run would not fit."""
+    offload: Auto | Literal["off"] | list[Literal["activations", "optimizer", "weights"]] = "auto"
+    """What waits in host memory until it is needed; auto: nothing, the plan says where it would help."""
+    limit: Auto | Annotated[str, BeforeValidator(as_said)] = "auto"
+    """How much memory of each device may be used, as 12GiB; auto: all that is free."""
+    fuse_update: Auto | Literal["off", "on"] = "auto"
+    """Each weight is updated as soon as its gradient is there, which is then freed."""
 
 
 class ParallelSection(Section):

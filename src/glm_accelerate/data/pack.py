@@ -85,6 +85,11 @@ def pad(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
     return made
 
 
+def widest_for(longest: int, capacity: int) -> int:
+    """No pass of samples up to so long has a larger area, however they are laid."""
+    return max(aligned(capacity), _ladder(longest))
+
+
 def _ladder(length: int) -> int:
     """64, 128, ... 512, then in steps of an eighth, at most 12 % too wide: few widths."""
     step = DOCUMENT_ALIGNMENT

@@ -50,7 +50,7 @@ def steps(
             if number > total:
                 return
             taken = [samples[int(sample)] for sample in drawn]
-            made = _arranged([len(sample) for sample in taken], batching, micro_tokens, ranks)
+            made = arranged([len(sample) for sample in taken], batching, micro_tokens, ranks)
             own = [collate(arrangement, taken) for arrangement in made[rank]]
             own += [empty_batch()] * (max(map(len, made)) - len(own))
             yield Step(
@@ -65,10 +65,8 @@ def steps(
     return prefetch(make())
 
 
-def _arranged(
-    lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int
-) -> list[list[Arrangement]]:
-    """Each rank's rows of a step."""
+def arranged(lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int) -> list[list[Arrangement]]:
+    """Each rank's passes of a step, from the lengths of its samples."""
     made: list[list[Arrangement]] = []
     for share in deal(lengths, ranks):
         rows = ARRANGE[batching]([lengths[place] for place in share], micro_tokens) if share else []

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
-
 from glm_accelerate.data.order import even_choice
 from glm_accelerate.data.pipeline import Samples, batches
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.evaluate.results import Result, plan_hash, write_result
 from glm_accelerate.evaluate.score import Loss, Matches, exact_match, held_out_loss
+from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
@@ -81,7 +80,7 @@ class InlineEvaluator:
         except UserError as error:
             reason = str(error)
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not ran_out(error):
                 raise
             reason = (
                 f"out of memory: {str(error).partition('. ')[0]} (evaluate fewer samples, or shorter answers)"
@@ -117,8 +116,3 @@ class InlineEvaluator:
             stops=self.stops,
             max_new_tokens=self.max_new_tokens,
         )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """On a CPU torch has no type of its own for it."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

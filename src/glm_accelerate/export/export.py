@@ -17,6 +17,7 @@ from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.export.directory import TOKENIZER_FILES, code_files, copy_files, new_directory
 from glm_accelerate.models.adapt.files import save_adapter
 from glm_accelerate.models.adapt.lora import adapted_layers, merge
+from glm_accelerate.models.adapt.structure import expand
 from glm_accelerate.models.write import save_model
 from glm_accelerate.runtime.errors import UserError
 
@@ -36,11 +37,13 @@ def export(
     out: Path,
     *,
     merge_adapter: bool,
-    layout: Literal["hf", "original"] = "hf",
+    layout: Literal["hf", "original", "structured"] = "hf",
     dtype: torch.dtype | None = None,
     base: Path | None = None,
 ) -> Exported:
-    """Writes `out`. `dtype` of the weights: as the base model's config says, unless given."""
+    """Writes `out`. `dtype` of the weights: as the base model's config says, unless given. Shared and
+    factored matrices are written as plain ones, unless `layout` is "structured": this program alone reads it.
+    """
     opened = open_model(source, base=base, dtype=dtype)
     kind: Literal["model", "adapter", "prefix"] = "model"
     if opened.model.prefix is not None:
@@ -54,6 +57,8 @@ def export(
         code = code_files(opened.base / "tokenizer_config.json")
         if kind == "model":
             merge(opened.model)
+            if layout != "structured":
+                expand(opened.model)
             save_model(opened.model, directory, layout=layout, dtype=dtype or _dtype_of(opened))
             (directory / "generation_config.json").write_text(
                 json.dumps(_generation_config(opened), indent=2), encoding="utf-8"

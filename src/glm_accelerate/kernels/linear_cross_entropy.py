@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from glm_accelerate.kernels.attention_path import facts_of
 from glm_accelerate.kernels.choose import Form, choose_form
@@ -17,6 +17,7 @@ from glm_accelerate.kernels.product import product
 
 # Of logits alive at once. On a CPU larger is no faster, smaller loses to launches; GPUs want large products.
 CPU_BYTES, GPU_BYTES = 64 * 2**20, 256 * 2**20
+ROWS = 64  # rows are filled up to a multiple
 BOOST = 1024.0  # of a slope in float16, or most of a wide softmax (1 / 151,552 each) would be subnormal
 
 
@@ -67,6 +68,10 @@ class _Chunked(torch.autograd.Function):
         copy_VH: Tensor | None,
     ) -> Tensor:
         wants_hidden, wants_weight = (learns and wants for wants in ctx.needs_input_grad[:2])
+        count = len(hidden_SH)
+        if hidden_SH.device.type == "cpu":  # each number of rows has kernels of its own: 0.6 MB, some ms
+            fill = -count % ROWS
+            hidden_SH, labels_S = pad(hidden_SH, (0, 0, 0, fill)), pad(labels_S, (0, fill))
         weight = weight_VH.to(hidden_SH.dtype) if copy_VH is None else copy_VH
         wide = torch.float64 if hidden_SH.dtype == torch.float64 else torch.float32
         # Slopes are made with their scale, but in float16, where it might overflow, with one that lifts them;
@@ -80,13 +85,13 @@ class _Chunked(torch.autograd.Function):
         budget = GPU_BYTES if form == "triton" else CPU_BYTES
         if wants_weight and form != "triton":  # each chunk adds to all of it, so there are few
             budget = max(budget, 4 * weight_VH.numel())
-        rows = chunk_rows(len(hidden_SH), len(weight_VH), itemsize, budget)
+        rows = chunk_rows(count, len(weight_VH), itemsize, budget)
         native = form == "native"
         for start in range(0, len(hidden_SH), rows):
             hidden, labels = hidden_SH[start : start + rows], labels_S[start : start + rows]
             logits = product(hidden, weight.T, None, native)
             losses, slope = _of_logits(logits, labels, form, boost, by_slope=wants_hidden or wants_weight)
-            total += losses.sum()
+            total += losses[: count - start].sum()
             if grad_hidden is not None:
                 grad_hidden[start : start + rows] = product(slope, weight, None, native)
             if wants_weight:
@@ -95,9 +100,11 @@ class _Chunked(torch.autograd.Function):
                     grad_weight.add_(part)
                 else:  # one chunk of all rows is not summed
                     grad_weight = part if rows >= len(hidden_SH) else part.to(wide)
+                del part
+            del logits, slope  # the next chunk takes their place
         if wants_weight and grad_weight is None:  # no row has a target
             grad_weight = torch.zeros_like(weight_VH, dtype=wide)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(None if grad_hidden is None else grad_hidden[:count], grad_weight)
         ctx.weight_dtype = weight_VH.dtype if copy_VH is None else weight_VH.grad_dtype
         ctx.boosted = boost / scale
         return total * scale

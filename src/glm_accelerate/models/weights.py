@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from glm_accelerate.kernels.quantized import Kind
 from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, quantize
+from glm_accelerate.models.adapt.structure import Structure, carve, describe, described, structure_of
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES, Family, family_of
@@ -25,14 +26,9 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
-    """A model directory's family, sizes and config.json."""
+    """A model directory's family, sizes and config.json; of one that we wrote as it is, its origin's."""
     path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read it: {error}", where=path) from error
-    if not isinstance(config, dict):
-        raise UserError("not a model's config: an object is wanted", where=path)
+    config, _ = _read_config(path)
     family = family_of(config, path)
     try:
         return family, family.read(config), config
@@ -40,6 +36,16 @@ def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
         raise UserError(f"key {error} is missing", where=path) from error
     except (ValueError, TypeError) as error:
         raise UserError(f"a size is not a number: {error}", where=path) from error
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], Structure]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read it: {error}", where=path) from error
+    if not isinstance(config, dict):
+        raise UserError("not a model's config: an object is wanted", where=path)
+    return described(config, path)
 
 
 def load_model(
@@ -58,7 +64,9 @@ def load_model(
     family, sizes, config = read_config(directory)
     with torch.device("meta"):
         model = Decoder(sizes, Origin(family.name, config, str(directory)))
-    theirs = {family.theirs(name): name for name, _ in model.named_parameters()}
+        carve(model, _read_config(directory / "config.json")[1])
+    name_of = _naming(model)
+    theirs = {name_of(name): name for name, _ in model.named_parameters()}
     wanted = dict(model.named_parameters())
     if quantized is not None:
         quantize(model, quantized)
@@ -66,7 +74,7 @@ def load_model(
     for file, name, read in _tensors(directory):
         ours = theirs.pop(name, None)
         if ours is None:
-            if name not in family.ignored and not (sizes.tied and name == family.outer["head.weight"]):
+            if name not in family.ignored and not (sizes.tied and name == name_of("head.weight")):
                 strange.append(name)
             continue
         tensor = read()
@@ -87,8 +95,7 @@ def load_model(
 
 def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]], Tensor]:
     """Reads part of one of the model's tensors from its files, by offset and shape, and nothing else."""
-    family = FAMILIES[model.origin.family]
-    files = {name: file for file, name, _ in _tensors(Path(model.origin.path))}
+    name_of, files = _naming(model), {name: file for file, name, _ in _tensors(Path(model.origin.path))}
 
     @lru_cache(maxsize=1)  # the parts of a packed weight are asked for one after the other
     def packed(owner: str, kind: Kind, inputs: int, first: int, rows: int) -> PackedWeight:
@@ -100,12 +107,17 @@ def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]],
         module = model.get_submodule(owner)
         if isinstance(module, PackedWeight):
             return packed(owner, module.kind, module.inputs, offset[0], shape[0]).get_parameter(leaf)
-        name = family.theirs(ours)
+        name = name_of(ours)
         region = tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
         with safe_open(str(files[name]), framework="pt") as opened:
             return opened.get_slice(name)[region]
 
     return read
+
+
+def _naming(model: Decoder) -> Callable[[str], str]:
+    """From our names to those in the model's files: its family's, or, of a model as it is, the same."""
+    return FAMILIES[model.origin.family].theirs if structure_of(model).plain else lambda ours: ours
 
 
 def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:
@@ -176,7 +188,9 @@ def _place(
 
 
 def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as they go to disk. `hf`: what transformers opens; `original`: as they came."""
+    """Tensors and config.json as they go to disk. `hf`: what transformers opens; `original`: as they came;
+    `structured`: shared and factored matrices as they are, for `load_model` alone.
+    """
     family = FAMILIES[model.origin.family]
     named = dict(model.named_parameters())
     foreign = [name for name in named if "lora_" in name or name.startswith("prefix.")]
@@ -184,6 +198,12 @@ def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str,
         raise UserError("the model has unmerged adapters", cure="merge them, or save the adapter alone")
     if any(".packed." in name for name in named):
         raise UserError("the model is quantised", cure="load it as its files have it")
+    structure = structure_of(model)
+    if layout != "structured" and not structure.plain:
+        raise UserError("the model shares or factors matrices", cure='expand it, or layout="structured"')
+    if not structure.plain:
+        held = {name: tensor.detach() for name, tensor in named.items()}
+        return held, describe(structure, model.origin.config)
     if layout == "original" or family.name != "chatglm":
         return {family.theirs(name): tensor.detach() for name, tensor in named.items()}, dict(
             model.origin.config

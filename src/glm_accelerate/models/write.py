@@ -17,7 +17,9 @@ SHARD_BYTES = 5 * 10**9
 def save_model(
     model: Decoder, path: str | Path, *, layout: str = "hf", dtype: torch.dtype | None = None
 ) -> None:
-    """Write weights and config.json. Refuses unmerged adapters and directories that hold a model."""
+    """Write weights and config.json in a `layout` of `state_for`. Refuses unmerged adapters and directories
+    that hold a model.
+    """
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.glob("*.safetensors")):

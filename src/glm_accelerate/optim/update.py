@@ -7,15 +7,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.one_pass import OnePassAdamW
 
 
 def gradient_norm(optimizer: Optimizer, scale: float = 1.0) -> Tensor:
     """Before clipping. Of gradients of a loss times `scale`, it is that of the loss."""
     gradients = _gradients(optimizer)
+    if isinstance(optimizer, HostOptimizer) and not all(map(_plain, gradients)):  # summed in float32
+        return torch.stack([vector_norm(each, dtype=torch.float32) for each in gradients]).norm() / scale
     if isinstance(optimizer, OnePassAdamW):
         return torch.tensor(torch.ops.glm_accelerate.squares(gradients)).sqrt() / scale
     return _total_norm(gradients) / scale
@@ -29,7 +33,7 @@ def share(norm: Tensor, limit: float, scale: float = 1.0) -> Tensor:
 def apply(optimizer: Optimizer, learning_rate: float, factor: Tensor) -> None:
     """Move the weights by their gradients times `factor`, at this rate. Does not wait for the device."""
     set_rate(optimizer, learning_rate)
-    if isinstance(optimizer, OnePassAdamW):
+    if isinstance(optimizer, OnePassAdamW | HostOptimizer):
         optimizer.factor = factor.item()
     elif factor.device.type != "cpu" or factor != 1:  # a CPU can look without waiting
         torch._foreach_mul_(_gradients(optimizer), factor)  # pyright: ignore[reportPrivateUsage]
@@ -39,10 +43,15 @@ def apply(optimizer: Optimizer, learning_rate: float, factor: Tensor) -> None:
 def set_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Use this rate from the next step on."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        if isinstance(group["lr"], Tensor):  # torchao's: its compiled updates read it
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
+    if isinstance(optimizer, HostOptimizer):
+        return optimizer.gradients()
     weights: list[Tensor] = [weight for group in optimizer.param_groups for weight in group["params"]]
     return [weight.grad for weight in weights if weight.grad is not None]
 

@@ -39,6 +39,7 @@ def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int]) 
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the launcher says the same in a line
     env.share_cores(ranks)
+    env.one_range()
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-") as folder:
         env.share_signs(Path(folder))
         job = _Job(Path(folder), entry, task, ranks)

@@ -4,7 +4,7 @@ FSDP sums those of divided tensors itself. The buckets follow from the parameter
 a resumed run adds in the same order as an uninterrupted one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,15 +21,26 @@ def sum_gradients(parameters: Iterable[Tensor], ranks: Ranks) -> None:
     if ranks.count == 1:
         return
     for bucket in _buckets(p for p in parameters if not isinstance(p, DTensor)):
-        for parameter in bucket:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+        _sum(bucket)
+
+
+def _sum(bucket: Sequence[Tensor]) -> None:
+    """What it takes is given back before the next bucket is made."""
+    for parameter in bucket:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def spread(parameters: Iterable[Tensor], ranks: Ranks) -> None:
+    """The first rank's numbers on all ranks, in place: what each has computed may differ in a last bit."""
+    for parameter in parameters if ranks.count > 1 else ():
+        dist.broadcast(parameter.detach(), 0)
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -21,7 +21,7 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 class Hardware:
     """One machine. On a CPU, the device's memory is the host's."""
 
-    device: Literal["cuda", "cpu"]
+    device: Literal["cuda", "cpu", "npu", "mlu"]
     name: str
     count: int
     memory_bytes: int  # of one device

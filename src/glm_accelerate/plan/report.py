@@ -1,13 +1,25 @@
-"""A plan as a person reads it: every derived value, and why it is so."""
+"""A plan as a person reads it: every derived value and why it is so, the memory it needs, how long it takes,
+and what to type where it does not fit.
+"""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glm_accelerate.plan.run_plan import Reason
+from glm_accelerate.config.amount import write_amount
+from glm_accelerate.memory.job import Where
+from glm_accelerate.plan.run_plan import Memory, Reason
+from glm_accelerate.plan.weigh import Advice, Duration, quoted, typed
+
+WHERE: tuple[tuple[Where, str], ...] = (
+    ("device", "of a device"),
+    ("host", "of the host"),
+    ("disk", "on disk"),
+)
 
 
 class HasReasons(Protocol):
@@ -19,10 +31,85 @@ class HasReasons(Protocol):
 
 def show_plan(plan: HasReasons, console: Console) -> None:
     """Print the table. Names and values come from files, so nothing in them is read as markup."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", justify="right")
-    table.add_column("why", style="dim")
+    table = _table("what", "value", "why")
     for reason in plan.reasons:
         table.add_row(Text(reason.name), Text(reason.value), Text(reason.why))
     console.print(table)
+
+
+def show_memory(memory: Memory, console: Console) -> None:
+    """What is alive at the worst moment, and whether it fits."""
+    table, estimate = _table("memory", "bytes", "why"), memory.estimate
+    for where, words in WHERE:
+        items = [item for item in estimate.items if item.where == where and item.bytes]
+        for item in items:
+            table.add_row(Text(item.what), Text(write_amount(item.bytes)), Text(item.why))
+        if items:
+            said = f"at its most, in the {memory.phase}" if where == "device" else ""
+            table.add_row(Text(words, "bold"), Text(write_amount(estimate.total(where)), "bold"), Text(said))
+    console.print(table)
+    room = write_amount(memory.room)
+    if memory.fits:
+        left = write_amount(memory.room - memory.needed)
+        verdict = Text.assemble(("it fits", "bold green"), f": {left} are left of {room} {memory.room_why}")
+    else:
+        short = write_amount(memory.needed - memory.room)
+        verdict = Text.assemble(
+            ("it does not fit", "bold red"), f": {short} more than the {room} {memory.room_why}"
+        )
+    console.print(verdict, soft_wrap=True)
+
+
+def show_duration(found: Duration, devices: int, price: float | None, console: Console) -> None:
+    """Time, and what it costs where the user named a price."""
+    taken = "unknown" if found.seconds is None else length(found.seconds)
+    said = f"{found.tokens:,.0f} tokens, {found.flops:.3g} operations; {found.why}"
+    console.print(Text.assemble(("time ", "bold"), f"{taken}  ", (said, "dim")), soft_wrap=True)
+    if price is not None and found.seconds is not None:
+        hours = found.seconds / 3600 * devices
+        said = f"{hours:,.3g} hours of a device at {price:g}"
+        console.print(
+            Text.assemble(("cost ", "bold"), f"{hours * price:,.2f}  ", (said, "dim")), soft_wrap=True
+        )
+
+
+def show_advice(advice: Advice, command: Sequence[str], console: Console) -> None:
+    """The ladder, and the command that fits. `command`: what was typed, without the program's name."""
+    console.print(Text(f"taken already: {', '.join(advice.taken)}", "dim"), soft_wrap=True)
+    table = _table("the ladder, each rung on those above", "needs", "why")
+    table.add_column("time", justify="right")
+    for rung in advice.rungs:
+        mark = "bold green" if rung.wanted else ""
+        table.add_row(
+            Text(rung.override, mark),
+            Text(write_amount(rung.bytes), mark),
+            Text(rung.why),
+            f"x {rung.times:.2f}",
+        )
+    console.print(table)
+    if advice.overrides is None:
+        console.print(Text(f"no rung makes it fit: the least is {write_amount(advice.bytes)}", "bold red"))
+        return
+    taken = "" if advice.seconds is None else f", {length(advice.seconds)}"
+    said = f"  ({write_amount(advice.bytes)}{taken})"
+    console.print(Text.assemble(("the cheapest change that makes it fit", "bold green"), (said, "dim")))
+    line = f"glm-accelerate {' '.join(map(quoted, command))} {typed(advice.overrides, 'plan')}"
+    console.print(Text(line), soft_wrap=True)
+
+
+def length(seconds: float) -> str:
+    """Rounded as far as it is known."""
+    if seconds >= 172_800:
+        return f"about {seconds / 86_400:.3g} days"
+    if seconds >= 7_200:
+        return f"about {seconds / 3_600:.3g} hours"
+    return f"about {timedelta(seconds=round(seconds))}" if seconds >= 60 else f"about {seconds:.2g} s"
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    first, second, third = names
+    table.add_column(first, no_wrap=True)
+    table.add_column(second, justify="right", no_wrap=second != "value")
+    table.add_column(third, style="dim")
+    return table

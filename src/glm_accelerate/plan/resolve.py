@@ -1,10 +1,11 @@
 """From what the user said and the machine there is to a plan: every derived value with its reason."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from glm_accelerate.config.amount import write_amount
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.order import Order
@@ -12,13 +13,18 @@ from glm_accelerate.data.pack import aligned
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.float8 import missing as no_float8
 from glm_accelerate.kernels.native.build import lacking as no_native
+from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.together import refuse
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
+from glm_accelerate.plan.fit import Settled, setting_of
 from glm_accelerate.plan.hardware import Hardware, detect
+from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Reason, RunPlan
+from glm_accelerate.plan.weigh import Weighed, require_room, weigh
 from glm_accelerate.runtime.errors import UserError
 
 DEFAULT_STEP_SAMPLES = 16
@@ -28,7 +34,8 @@ CORE_PRODUCTS = 3e11  # floating-point operations a second: about what training 
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
 WORTH_NATIVE = 30  # seconds: a third of them is saved; compiling our C++ takes about ten, once a machine
 PACKED = ("nf4", "int8", "fp8")  # how a frozen base may be kept besides
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+Say = Callable[[str, object, str], None]  # a name, its value, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +51,35 @@ class Ground:
 
 def plan_for(config: RunConfig, progress: Callable[[str, int, int], None] | None = None) -> RunPlan:
     """The plan of a config on this machine; prepares the data if it is not cached."""
+    return resolve(config, ground_of(config, detect(), progress=progress))
+
+
+def ground_of(
+    config: RunConfig,
+    hardware: Hardware,
+    ranks: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Ground:
+    """What a config's plan stands on; prepares the data if it is not cached."""
     directory = locate(config.model.path)
     family, sizes, _ = read_config(directory)
-    inputs = open_inputs(config.data, directory, progress)
-    return resolve(config, Ground(family, sizes, inputs, detect()))
+    return Ground(family, sizes, open_inputs(config.data, directory, progress), hardware, ranks)
 
 
 def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     """Pure: the same config on the same ground gives the same plan."""
+    return plan_and_weigh(config, ground)[0]
+
+
+def fitting_plan(config: RunConfig, ground: Ground) -> RunPlan:
+    """The plan of a run that fits its device; a UserError has the cure for one that does not."""
+    plan, weighed = plan_and_weigh(config, ground)
+    require_room(weighed)
+    return plan
+
+
+def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
+    """The plan, and what else could have been chosen for its memory."""
     reasons: list[Reason] = []
 
     def say(name: str, value: object, why: str) -> None:
@@ -60,6 +88,71 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     inputs = ground.inputs
     say("model", f"{ground.family.name}, {ground.sizes.parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _said(config.data.template, "the model's tokenizer files"))
+    load, step_samples = _load(config, inputs, say), _step_samples(config)
+    steps, per_epoch = load.steps, load.steps_per_epoch
+    settled = _settled(config, ground, steps, per_epoch, say)
+    micro_tokens, why = _micro_tokens(config, ground)
+    weighed = _weighed(config, ground, settled, micro_tokens, load)
+    say("ranks", ground.ranks, "as launched")
+    say("shards", *_shards_said(settled, weighed))
+    chosen = weighed.found.setting
+    why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
+    say("tokens in one pass", f"{chosen.micro_tokens:,}", why)
+    _say_memory(config, weighed, say)
+    warmup = _warmup(config, steps, say)
+    codec = _saving(config, say)
+    evaluated, judged = _evaluation(config, inputs, steps, say)
+    say("device", ground.hardware.name, f"{ground.hardware.device}, {ground.hardware.cores} cores")
+    _refuse(config, settled, chosen.job)
+    plan = RunPlan(
+        family=ground.family.name,
+        template=inputs.template.name,
+        device=ground.hardware.device,
+        ranks=ground.ranks,
+        shards=chosen.job.shards,
+        dtype=settled.dtype,
+        compute=settled.compute,
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        step_samples=step_samples,
+        step_tokens=config.train.step_tokens,
+        micro_tokens=chosen.micro_tokens,
+        recompute=chosen.job.recompute != "off",
+        warmup_steps=warmup,
+        codec=codec,
+        evaluate_every=evaluated,
+        evaluate_samples=judged,
+        reasons=tuple(reasons),
+        compile=settled.compiled,
+        offload=tuple(sorted(chosen.job.offload)),
+        fuse_update=chosen.job.fuse_update,
+        memory=weighed.memory,
+        spare_bytes=_spare(config, weighed),
+    )
+    return plan, weighed
+
+
+def _refuse(config: RunConfig, settled: Settled, job: Job) -> None:
+    """What cannot go together, by name."""
+    refuse(
+        offload=job.offload,
+        fuse_update=job.fuse_update,
+        optimizer=config.optim.name,
+        limit=config.optim.clip,
+        method=config.adapt.method,
+        compute=settled.compute,
+        ranks=settled.ranks,
+        shards=job.shards,
+    )
+
+
+def _spare(config: RunConfig, weighed: Weighed) -> int:
+    only_to_fit = config.memory.recompute == "auto" and weighed.found.setting.job.recompute != "off"
+    return max(0, weighed.memory.room - weighed.memory.needed) if only_to_fit else 0
+
+
+def _load(config: RunConfig, inputs: Inputs, say: Say) -> Load:
+    """How much is learnt in how many steps."""
     say("data", f"{len(inputs.train):,} samples, {int(inputs.train.lengths.sum()):,} tokens", "counted")
     step_samples = _step_samples(config)
     order = order_of(inputs, config, step_samples)
@@ -69,51 +162,42 @@ def resolve(config: RunConfig, ground: Ground) -> RunPlan:
     size = f"{step_samples} samples" if step_samples else f"{config.train.step_tokens:,} tokens"
     say("step", size, "the config" if asked else "the default")
     say("steps", f"{steps:,}", _length_reason(config, per_epoch))
-    micro_tokens, why = _micro_tokens(config, ground)
-    say("tokens in one pass", f"{micro_tokens:,}", why)
-    recompute, why = _recompute(config, ground, micro_tokens)
-    say("recompute", "blocks" if recompute else "off", why)
+    return Load(order, inputs.train.targets, steps, per_epoch)
+
+
+def _warmup(config: RunConfig, steps: int, say: Say) -> int:
+    said = config.optim.warmup
+    warmup = round(said * steps) if said < 1 else int(said)
+    say("warm-up", f"{warmup:,} steps", f"optim.warmup {said:g}")
+    return warmup
+
+
+def _settled(config: RunConfig, ground: Ground, steps: int, per_epoch: int, say: Say) -> Settled:
+    """What does not depend on how much memory there is."""
     dtype, why = _dtype(config)
     say("weights", dtype, why)
     compute, why = _compute(config, ground.hardware)
     say("compute", compute, why)
     compiled, why = _compile(config, ground, compute, steps, per_epoch)
     say("compile", "on" if compiled else "off", why)
-    shards, why = _shards(config, ground)
-    say("ranks", ground.ranks, "as launched")
-    say("shards", shards, why)
-    warmup = round(config.optim.warmup * steps) if config.optim.warmup < 1 else int(config.optim.warmup)
-    say("warm-up", f"{warmup:,} steps", f"optim.warmup {config.optim.warmup:g}")
-    codec = _saving(config, say)
-    evaluated, judged = _evaluation(config, inputs, steps, say)
-    _say_what_waits(config, ground.hardware, say)
-    return RunPlan(
-        family=ground.family.name,
-        template=inputs.template.name,
-        device=ground.hardware.device,
-        ranks=ground.ranks,
-        shards=shards,
-        dtype=dtype,
-        compute=compute,
-        steps=steps,
-        steps_per_epoch=per_epoch,
-        step_samples=step_samples,
-        step_tokens=config.train.step_tokens,
-        micro_tokens=micro_tokens,
-        recompute=recompute,
-        warmup_steps=warmup,
-        codec=codec,
-        evaluate_every=evaluated,
-        evaluate_samples=judged,
-        reasons=tuple(reasons),
-        compile=compiled,
-    )
+    return Settled(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
 
 
-def _say_what_waits(config: RunConfig, hardware: Hardware, say: Callable[[str, object, str], None]) -> None:
-    """Where the run happens, and what a config may ask for that this version does not do yet."""
-    say("device", hardware.name, f"{hardware.device}, {hardware.cores} cores")
-    say("offload", "off", "not built yet")
+def _weighed(config: RunConfig, ground: Ground, settled: Settled, micro_tokens: int, load: Load) -> Weighed:
+    """Frozen weights that are divided only because there are many are whole where that needs less: what is
+    gathered of them comes on top.
+    """
+    setting = setting_of(config, ground.family, ground.sizes, ground.hardware, settled, micro_tokens)
+    divided = weigh(config, setting, load, ground.hardware)
+    if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:
+        return divided
+    alone = weigh(config, replace(setting, job=replace(setting.job, shards=1)), load, ground.hardware)
+    return divided if divided.memory.needed < alone.memory.needed else alone
+
+
+def _shards_said(settled: Settled, weighed: Weighed) -> tuple[int, str]:
+    shards = weighed.found.setting.job.shards
+    return shards, settled.shards_why if shards == settled.shards else "divided they would need more"
 
 
 def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:
@@ -156,6 +240,8 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
     asked = config.precision.compute
     if asked == "fp8":
         lacking = no_float8()
+        if config.adapt.share_qk > 1:
+            raise UserError("adapt.share_qk needs products of one kind", cure="precision.compute=bfloat16")
         if lacking or config.adapt.base in PACKED:
             why = lacking or f"a base in {config.adapt.base} is multiplied in its own way"
             raise UserError(f"precision.compute is fp8: {why}", cure="precision.compute=bfloat16")
@@ -175,6 +261,13 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
     asked, ranks = config.parallel.shard, ground.ranks
     if ranks == 1:
         return 1, "one rank has nothing to divide"
+    if config.adapt.share_qk > 1:
+        if asked not in ("auto", "off", 1):
+            raise UserError(
+                f"parallel.shard is {asked}, but layers that share projections are not divided",
+                cure="parallel.shard=off, or adapt.share_qk=1",
+            )
+        return 1, "adapt.share_qk: layers that share projections stay whole on every rank"
     if asked == "full":
         return ranks, "the config"
     if asked == "off":
@@ -228,18 +321,20 @@ def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
     return wanted, f"enough to keep a {ground.hardware.device} busy"
 
 
-def _recompute(config: RunConfig, ground: Ground, micro_tokens: int) -> tuple[bool, str]:
-    if config.memory.recompute != "auto":
-        return config.memory.recompute == "blocks", "the config"
-    if ground.hardware.device == "cpu":
-        return False, "memory of the host is not the limit"
-    sizes = ground.sizes
-    kept = sizes.layers * micro_tokens * (20 * sizes.width + 8 * sizes.mlp_width) * ITEM_BYTES["bfloat16"]
-    room = ground.hardware.free_bytes - _frozen_bytes(config, ground)
-    return kept > room // 2, f"activations would take about {kept / 2**30:.1f} of {room / 2**30:.1f} GiB"
+def _say_memory(config: RunConfig, weighed: Weighed, say: Say) -> None:
+    job, memory = weighed.found.setting.job, weighed.memory
+    asked = config.memory
+    say(
+        "recompute",
+        job.recompute,
+        _said(asked.recompute, "fits without" if job.recompute == "off" else "else it would not fit"),
+    )
+    say("offload", ", ".join(sorted(job.offload)) or "off", _said(asked.offload, "not needed"))
+    peak, room = write_amount(memory.needed), write_amount(memory.room)
+    say("memory at most", peak, f"predicted, in the {memory.phase}; {room} {memory.room_why}")
 
 
-def _saving(config: RunConfig, say: Callable[[str, object, str], None]) -> str:
+def _saving(config: RunConfig, say: Say) -> str:
     """When is decided as the run goes; how is decided here."""
     section, pays = config.checkpoint, "from what a save and a failure cost, as measured"
     often = "as often as pays" if section.every == "auto" else f"every {section.every:,} steps"
@@ -249,9 +344,7 @@ def _saving(config: RunConfig, say: Callable[[str, object, str], None]) -> str:
     return codec
 
 
-def _evaluation(
-    config: RunConfig, inputs: Inputs, steps: int, say: Callable[[str, object, str], None]
-) -> tuple[int, int]:
+def _evaluation(config: RunConfig, inputs: Inputs, steps: int, say: Say) -> tuple[int, int]:
     if inputs.dev is None:
         say("evaluation", "never", "no data.dev")
         return 0, 0

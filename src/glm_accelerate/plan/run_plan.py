@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from glm_accelerate.memory.job import Estimate, Item
+
+LEAST_MICRO = 64  # tokens: what a config may say, and a multiple of which passes are
+UNSEEN = ("context", "fragmentation", "writer")  # items that are no tensors, or another process's
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -14,6 +19,37 @@ class Reason:
     name: str
     value: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a device needs at its most, by the estimate, and what may be used of it."""
+
+    items: tuple[Item, ...]  # of the device, the host and the disk
+    phase: str  # in which the device needs the most
+    needed: int  # bytes of the device; on a CPU of the host, whose memory that is
+    room: int  # bytes that may be used
+    room_why: str
+
+    @property
+    def estimate(self) -> Estimate:
+        return Estimate(self.items, self.phase)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.room
+
+    def watched(self, device: str) -> int:
+        """What `runtime.device.memory_in_use` should show at the most: tensors on a device, all of this
+        process on a CPU.
+        """
+        where = ("device", "host") if device == "cpu" else ("device",)
+        return sum(item.bytes for item in self.items if item.where in where and item.what not in UNSEEN)
+
+    @staticmethod
+    def from_json(said: Mapping[str, Any]) -> "Memory":
+        named: dict[str, Any] = {**said, "items": tuple(Item(**item) for item in said["items"])}
+        return Memory(**named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +75,29 @@ class RunPlan:
     evaluate_samples: int
     compile: bool  # operators between matrix products
     reasons: tuple[Reason, ...]
+    offload: tuple[str, ...] = ()  # of activations, optimizer, weights
+    fuse_update: bool = False
+    memory: Memory | None = None
+    spare_bytes: int = 0  # left over where blocks recompute only to fit: as much need not be recomputed
+
+    @property
+    def sparing(self) -> str:
+        """What is typed to go on with less memory and the same numbers, after a run has run out of it."""
+        if not self.recompute:
+            return "memory.recompute=blocks"
+        if self.micro_tokens > LEAST_MICRO:
+            return (
+                f"train.micro_tokens={max(LEAST_MICRO, self.micro_tokens // 2 // LEAST_MICRO * LEAST_MICRO)}"
+            )
+        return "memory.offload=[activations]"
 
     @staticmethod
     def from_json(said: Mapping[str, Any]) -> "RunPlan":
         """What `asdict` gave."""
-        named: dict[str, Any] = {**said, "reasons": tuple(Reason(**reason) for reason in said["reasons"])}
+        named: dict[str, Any] = {
+            **said,
+            "reasons": tuple(Reason(**reason) for reason in said["reasons"]),
+            "offload": tuple(said["offload"]),
+            "memory": said["memory"] and Memory.from_json(said["memory"]),
+        }
         return RunPlan(**named)

@@ -11,6 +11,7 @@ from glm_accelerate.data.read import read
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.adapt.structure import structure_of
 from glm_accelerate.models.bind import bind_operators, bound
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
@@ -66,12 +67,13 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
 
 def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs, model_dir: Path) -> list[Proof]:
     """All proofs of what a run has built."""
-    paths = bound(model)
+    paths, structure = bound(model), structure_of(model)
     return [
         *prove_inputs(config, inputs, model_dir),
         prove_vocabulary(model, inputs.tokenizer),
         prove_coverage(model, config.adapt),
         prove_isolation(model),
+        *([] if structure.plain else [Proof("structure", True, str(structure))]),
         *(Proof(choice.operator, True, f"{choice.path}: {choice.why}") for choice in paths),
     ]
 

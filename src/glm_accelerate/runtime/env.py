@@ -80,6 +80,15 @@ def share_cores(processes: int = 1) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
 
 
+def one_range() -> None:
+    """CUDA's allocator grows one range of addresses, unless its settings are given. Before torch loads.
+
+    As shipped it takes segments, and what lies free in one is of no use for a tensor that fits into none.
+    """
+    if not any(f"PYTORCH_{name}ALLOC_CONF" in os.environ for name in ("", "CUDA_", "HIP_")):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def repeat_products() -> None:
     """cuBLAS keeps to one order of summing, unless CUBLAS_WORKSPACE_CONFIG says otherwise. Before its first
     product.

@@ -11,6 +11,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Events
+from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.schedule import rate
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.run_plan import RunPlan
@@ -22,6 +23,7 @@ from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import Outcome, update
 from glm_accelerate.train.stop import StopRequest
+from glm_accelerate.train.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +40,49 @@ class Run:
     events: Events
     saver: Saver
     ranks: Ranks
+    watch: Watch  # over memory
     evaluate: Callable[[], None] | None
     half: Half | None = None  # in float16
+    rehearse: Callable[[], None] | None = None  # before the first step
+    fused: FusedBackward | None = None  # weights move within the backward pass
 
 
 def loop(run: Run, stop: StopRequest) -> str:
     """Train until the plan's last step or a request to stop. Returns the reason for stopping."""
     progress, plan, ranks = run.progress, run.plan, run.ranks
     run.model.train()
+    first = progress.position + 1
     for step in run.steps:
         began = time.perf_counter()
         ranks.doing.step, ranks.doing.phase = step.number, "training"
         reset_peak(run.device)
         if run.half is not None:
             settle(run.half, run.model, step, progress, run.device, ranks, run.events)
+        if step.number == first and run.rehearse is not None:  # which layers are wide is known now
+            run.rehearse()
         learning_rate = run.config.optim.learning_rate * _rate(run)
         scale = progress.scale.value if progress.scale is not None else 1.0
         seed_all(step_seed(run.config.train.seed, step.number, ranks.rank))
-        outcome = update(
-            run.model,
-            run.optimizer,
-            step,
-            run.device,
-            learning_rate=learning_rate,
-            limit=run.config.optim.clip,
-            ranks=ranks,
-            scale=scale,
-        )
+        with run.watch.over(step):
+            outcome = update(
+                run.model,
+                run.optimizer,
+                step,
+                run.device,
+                learning_rate=learning_rate,
+                limit=run.config.optim.clip,
+                ranks=ranks,
+                scale=scale,
+                offload="activations" in plan.offload,
+                fused=run.fused,
+            )
         seconds = time.perf_counter() - began
         usual = progress.level.usual
         progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
         scaled = {"loss_scale": scale} if run.half is not None else {}
         run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds) | scaled)
+        if (said := run.watch.drift(step)) is not None:
+            run.events.emit("warning", {"said": said})
         if progress.level.jumped == step.number:
             said = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
             run.events.emit("warning", {"said": f"{said}: checkpoints are suspect until it is back"})

@@ -8,8 +8,9 @@ from pathlib import Path
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.parallel.ranks import joined, peer_ended
-from glm_accelerate.train.build import Built, Start, built
+from glm_accelerate.train.build import Built, built
 from glm_accelerate.train.loop import loop
+from glm_accelerate.train.settle import Start
 from glm_accelerate.train.stop import StopRequest
 
 FRESH = Start()

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from glm_accelerate.checkpoint.foreign import Foreign
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
-from glm_accelerate.optim.build import load_optimizer_state, optimizer_state
 from glm_accelerate.optim.precision import Scale, rescale
+from glm_accelerate.optim.state import load_optimizer_state, optimizer_state, shaped_otherwise
 from glm_accelerate.parallel.part import as_part, local_of, part_of
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
@@ -152,7 +153,7 @@ def restore(
     moments: dict[str, Tensor] = {}
     for key in source.names(OPTIMIZER):
         name, _, moment = key.partition("::")
-        if moment == "step":  # a count, the same for all parts
+        if shaped_otherwise(moment) or not isinstance(weights[name], DTensor):  # whole on every rank
             moments[key] = source.tensor(OPTIMIZER, key)
         else:
             part = part_of(weights[name], ranks)

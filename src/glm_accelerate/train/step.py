@@ -5,6 +5,7 @@ exact: any division of the same samples into batches, and of batches to ranks, g
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,12 @@ from torch.optim import Optimizer
 from glm_accelerate.data.types import IGNORED, Batch, Step
 from glm_accelerate.kernels.choose import form_now
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy
+from glm_accelerate.memory.offload import offload_activations
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.linear import Linear
-from glm_accelerate.optim.update import apply, gradient_norm, share
+from glm_accelerate.optim.fused_backward import FusedBackward
+from glm_accelerate.optim.update import apply, gradient_norm, set_rate, share
 from glm_accelerate.parallel.part import whole
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.reduce import sum_gradients
@@ -33,10 +36,16 @@ class Outcome:
     applied: bool
 
 
-def batch_loss(model: Decoder, batch: Batch, device: torch.device, scale: float = 1.0) -> Tensor:
-    """`scale` times the losses of a batch's targets. Logits are made only where there is a target."""
+def batch_loss(
+    model: Decoder, batch: Batch, device: torch.device, scale: float = 1.0, *, offload: bool = False
+) -> Tensor:
+    """`scale` times the losses of a batch's targets. Logits are made only where there is a target.
+
+    `offload`: what the backward pass needs waits for it in host memory.
+    """
     tokens_RT = torch.from_numpy(batch.tokens_RT).to(device, non_blocking=True)
-    hidden_RTH = model.hidden(tokens_RT, Layout.of_documents(batch.documents, device))
+    with offload_activations(model, device) if offload else nullcontext():
+        hidden_RTH = model.hidden(tokens_RT, Layout.of_documents(batch.documents, device))
     labels = batch.labels_RT.reshape(-1)
     learnt = np.flatnonzero(labels != IGNORED)
     rows_S = torch.from_numpy(learnt).to(device, non_blocking=True)
@@ -49,7 +58,13 @@ def batch_loss(model: Decoder, batch: Batch, device: torch.device, scale: float 
 
 
 def forward_backward(
-    model: Decoder, step: Step, device: torch.device, *, together: bool = False, scale: float = 1.0
+    model: Decoder,
+    step: Step,
+    device: torch.device,
+    *,
+    together: bool = False,
+    scale: float = 1.0,
+    offload: bool = False,
 ) -> Tensor:
     """Adds the gradients of this rank's batches to the parameters; returns their loss, on the device.
 
@@ -64,7 +79,7 @@ def forward_backward(
     total = torch.zeros((), device=device)
     for batch in step.batches:
         if batch.targets or together:
-            loss = batch_loss(model, batch, device, scale / max(1, step.targets))
+            loss = batch_loss(model, batch, device, scale / max(1, step.targets), offload=offload)
             loss.backward()
             total += loss.detach()
     return total / scale
@@ -80,16 +95,24 @@ def update(
     limit: float,
     ranks: Ranks = ALONE,
     scale: float = 1.0,
+    offload: bool = False,
+    fused: FusedBackward | None = None,
 ) -> Outcome:
-    """One whole step, the same on every rank: all apply it or none does. `scale`: of the loss, in float16."""
-    loss = forward_backward(model, step, device, together=ranks.count > 1, scale=scale)
+    """One whole step, the same on every rank: all apply it or none does. `scale`: of the loss, in float16.
+
+    `fused`: weights move within the backward pass, up to a gradient that is not finite.
+    """
+    if fused is not None:
+        set_rate(optimizer, learning_rate)
+        fused.begin(sum(batch.targets > 0 for batch in step.batches))
+    loss = forward_backward(model, step, device, together=ranks.count > 1, scale=scale, offload=offload)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     sum_gradients(trained, ranks)
-    norm_of_all = gradient_norm(optimizer, scale)
+    norm_of_all = gradient_norm(optimizer, scale) if fused is None else fused.end()
     own, norm = torch.stack((loss, whole(norm_of_all).to(loss))).tolist()  # the one place that waits
     total, odd = ranks.total([own, not math.isfinite(norm)])
     applied = math.isfinite(total) and not odd and step.targets > 0
-    if applied:
+    if applied and fused is None:
         apply(optimizer, learning_rate, share(norm_of_all, limit, scale))
     optimizer.zero_grad(set_to_none=True)
     return Outcome(total, norm, applied)

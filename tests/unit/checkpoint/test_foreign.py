@@ -30,8 +30,9 @@ from glm_accelerate.checkpoint.pickled import unpickle
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.optim.build import build_optimizer, load_optimizer_state
+from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.schedule import rate
+from glm_accelerate.optim.state import load_optimizer_state
 from glm_accelerate.optim.update import apply, gradient_norm, share
 from glm_accelerate.runtime.errors import UserError
 

@@ -109,7 +109,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(model_dir: Path) -> None:
     run(half, optimizer, 0, 4)
     saved = {key: value.clone() for key, value in optimizer_state(optimizer, half.named_parameters()).items()}
     assert all(type(value) is Tensor and value.is_contiguous() for value in saved.values())
-    assert {value.dtype for value in saved.values()} <= {dtype for dtype, _ in DTYPES.values()}
+    assert {str(value.dtype) for value in saved.values()} <= {
+        f"torch.{dtype}" for dtype, _ in DTYPES.values()
+    }
     again = opened(model_dir)
     resumed = made(again)
     again.load_state_dict(half.state_dict())

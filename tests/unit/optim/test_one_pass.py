@@ -14,8 +14,9 @@ from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.optim.build import build_optimizer, load_optimizer_state, optimizer_state
+from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.one_pass import OnePassAdamW, keep_copies
+from glm_accelerate.optim.state import load_optimizer_state, optimizer_state
 from glm_accelerate.optim.update import apply, gradient_norm, share
 
 pytestmark = pytest.mark.skipif(build.lacking() is not None, reason=f"no native operators: {build.lacking()}")

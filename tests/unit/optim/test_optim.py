@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from glm_accelerate.config.schema import OptimSection
-from glm_accelerate.optim.build import build_optimizer, load_optimizer_state, optimizer_state
+from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.schedule import rate
+from glm_accelerate.optim.state import load_optimizer_state, optimizer_state
 from glm_accelerate.optim.update import apply, gradient_norm, set_rate, share
 
 

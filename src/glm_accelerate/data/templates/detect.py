@@ -12,6 +12,8 @@ _CHOOSE = "set data.template to chatglm2, chatglm3, glm4 or glm4-0414"
 def detect_template(model_dir: Path) -> str:
     """The name of the template; UserError where the files do not say."""
     config = _json(model_dir / "config.json", missing="has no config.json")
+    if isinstance(inside := config.get("model"), dict):  # one that we wrote as it is says what it came from
+        config = inside
     kind = config.get("model_type")
     own = chat_template(model_dir) or ""
     if "<think>" in own or "</think>" in own:

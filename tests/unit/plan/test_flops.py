@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from glm_accelerate.bench.flops import Trained, attention_flops, data_sheet, peak, product_flops, step_flops
+from glm_accelerate.bench.peak import data_sheet, peak
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.kernels.attention import attention_reference
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
+from glm_accelerate.plan.flops import Trained, attention_flops, product_flops, step_flops
 
 LENGTHS = (13, 24, 1, 40)
 TOKENS, TARGETS = sum(LENGTHS), 7

@@ -1,0 +1,192 @@
+"""A random model that takes real steps (`train.step.update`), and the most bytes of tensors alive in one.
+
+On a CPU every allocation of torch's allocator, those of C++ extensions included, is an event of torch's
+profiler; what tensors borrow from numpy is added at its own time. On CUDA the allocator counts.
+"""
+
+import json
+import time
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
+
+from glm_accelerate.config.schema import AdaptSection, OptimSection
+from glm_accelerate.data.types import IGNORED, Batch, Step
+from glm_accelerate.memory.job import Job
+from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.bind import bind_operators
+from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.one_pass import keep_copies
+from glm_accelerate.parallel.launch import launch
+from glm_accelerate.parallel.ranks import Ranks, joined
+from glm_accelerate.parallel.shard import make_mesh, shard
+from glm_accelerate.train.step import update
+
+STEPS = 2  # moments are made in the first
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job to run for real. It travels to every rank."""
+
+    job: Job
+    folder: str
+
+
+def measure(job: Job, folder: Path) -> int:
+    """The most bytes of tensors in a step, of the rank that has the most."""
+    if job.ranks == 1:
+        return _most(job, Ranks())
+    code = launch(_rank, Task(job, str(folder)), job.ranks, lambda: 0)
+    assert code == 0, f"{job.ranks} ranks ended with exit code {code}"
+    return max(json.loads((folder / f"{rank}.json").read_text()) for rank in range(job.ranks))
+
+
+def _rank(task: Task) -> int:
+    with joined() as ranks:
+        (Path(task.folder) / f"{ranks.rank}.json").write_text(json.dumps(_most(task.job, ranks)))
+    return 0
+
+
+def _most(job: Job, ranks: Ranks) -> int:
+    device = torch.device(job.device)
+    if job.device == "cuda":
+        model, optimizer = _build(job, device, ranks)
+        _step(job, model, optimizer, device, ranks)
+        torch.cuda.reset_peak_memory_stats(device)
+        _step(job, model, optimizer, device, ranks)
+        return torch.cuda.max_memory_allocated(device)
+    with borrowed() as loans, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model, optimizer = _build(job, device, ranks)
+        _step(job, model, optimizer, device, ranks)
+        begin = time.time_ns()
+        _step(job, model, optimizer, device, ranks)
+    return most_between(allocations(seen) + loans, begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Memory taken, or given back where `size` is negative."""
+
+    moment: int
+    place: int
+    size: int
+
+
+def allocations(seen: Any) -> list[Change]:
+    """Every allocation but those within a collective: gloo's own copies, which its threads free unseen."""
+    found: list[Change] = []
+    events: list[tuple[Any, bool]] = [
+        (event, False) for event in seen.profiler.kineto_results.experimental_event_tree()
+    ]
+    while events:
+        event, inside = events.pop()
+        if event.tag.name == "Allocation" and not inside:
+            fields = event.extra_fields
+            found.append(Change(event.start_time_ns, fields.ptr, fields.alloc_size))
+        events.extend((child, inside or event.name.startswith("c10d::")) for child in event.children)
+    return found
+
+
+def most_between(changes: list[Change], begin: int) -> int:
+    """The most bytes alive at a moment from `begin` on."""
+    alive: dict[int, int] = {}
+    total = most = 0
+    for change in sorted(changes, key=lambda change: change.moment):
+        total -= alive.pop(change.place, 0)  # freed now, or unseen before its place was taken again
+        if change.size > 0:
+            alive[change.place] = change.size
+            total += change.size
+        if change.moment >= begin:
+            most = max(most, total)
+    return most
+
+
+@contextmanager
+def borrowed() -> Generator[list[Change]]:
+    """The memory of numpy that tensors are made of meanwhile."""
+    changes: list[Change] = []
+    real = torch.from_numpy
+
+    def note(place: int, size: int) -> None:
+        changes.append(Change(time.time_ns(), place, size))
+
+    def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+        place = -1 - len(changes)  # of its own: numpy may take the same address again
+        note(place, array.nbytes)
+        weakref.finalize(array, note, place, -array.nbytes)
+        return real(array)
+
+    torch.from_numpy = from_numpy
+    try:
+        yield changes
+    finally:
+        torch.from_numpy = real
+
+
+def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optimizer]:
+    """As `train.build` does it, with random weights."""
+    torch.manual_seed(0)
+    base = "float32" if job.method == "full" else job.rest if job.base in ("nf4", "int8", "fp8") else job.base
+    with torch.device("meta"):
+        model = Decoder(job.sizes, Origin("chatglm" if job.sizes.fused_qkv else "glm4", {}, ""))
+    model = model.to(getattr(torch, base)).to_empty(device=device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1.0)
+    if job.sizes.tied:
+        model.head.weight = model.embed
+    model.compute = getattr(torch, job.compute)
+    model.recompute = job.recompute == "blocks"
+    adapt(model, _section(job))
+    if job.shards > 1:
+        shard(model, list(model.layers), ["hidden"], make_mesh(device, job.ranks, job.shards))
+    bind_operators(model, compiled=job.form in ("native", "compiled"))
+    assert model.form == job.form, f"{model.form} here, {job.form} was asked for"
+    section = OptimSection(name=job.optimizer)  # pyright: ignore[reportArgumentType]
+    optimizer = build_optimizer(model.named_parameters(), section, native=model.form == "native")
+    keep_copies(optimizer, model)
+    return model.train(), optimizer
+
+
+def _section(job: Job) -> AdaptSection:
+    targets = "all-linear" if job.adapted is None else list(job.adapted)
+    said = {
+        "method": job.method,
+        "rank": job.rank,
+        "dropout": job.dropout,
+        "targets": targets,
+        "base": job.base if job.base in ("nf4", "int8", "fp8") else "auto",
+        "layers": job.last,
+        "prefix_tokens": job.prefix_tokens,
+    }
+    return AdaptSection.model_validate(said)
+
+
+def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, ranks: Ranks) -> None:
+    batches = tuple(_batch(job) for _ in range(job.passes))
+    targets = job.learnt * job.passes * job.ranks
+    step = Step(1, 0, batches, (), job.pass_tokens * job.passes, targets)
+    outcome = update(model, optimizer, step, device, learning_rate=1e-4, limit=1.0, ranks=ranks)
+    assert outcome.applied
+
+
+def _batch(job: Job) -> Batch:
+    """Documents of one length in one row, the last `learnt` tokens of which are learnt."""
+    random = np.random.default_rng(0)
+    tokens_RT = random.integers(0, job.sizes.vocabulary, (1, job.pass_tokens))
+    labels_RT = np.roll(tokens_RT, -1, 1)
+    labels_RT[:, : job.pass_tokens - job.learnt] = IGNORED
+    whole, rest = divmod(job.pass_tokens, job.longest)
+    lengths = (job.longest,) * whole + ((rest,) if rest else ())
+    return Batch(tokens_RT, labels_RT, (lengths,), len(lengths), job.pass_tokens, job.learnt)

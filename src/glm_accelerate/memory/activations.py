@@ -1,0 +1,162 @@
+"""One pass forward and back of the decoder and its loss, as models/decoder.py and train/step.py have them,
+with bytes for tensors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import pairwise
+
+from glm_accelerate.kernels.linear_cross_entropy import CPU_BYTES, GPU_BYTES, chunk_rows
+from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.operators import Operators
+from glm_accelerate.memory.rehearsal import Gradient, Held, Value
+from glm_accelerate.memory.weights import SIZE, WIDE, block_trains, frozen_dtype, layers_of, trained_size
+
+Around = Callable[[int, bool], AbstractContextManager[None]]  # a block's number, and whether it learns
+INDEX = 8  # bytes of a token's number, place or position
+
+
+def forward_backward(ops: Operators, around: Around) -> None:
+    """The gradients of a batch's loss, given to the tape's `learns`. `around`: what is done with a block's
+    weights, or with what it keeps, when it runs.
+    """
+    room = ops.tape.room
+    room.phase = "forward"
+    loss = _loss(ops, hidden(ops, around))
+    room.phase = "backward"
+    assert loss.edge is not None
+    loss.edge.slope = loss
+    del loss
+    ops.tape.backward()
+
+
+def hidden(ops: Operators, around: Around) -> Value:
+    """What the head reads."""
+    job, s = ops.job, ops.job.sizes
+    full = job.method == "full"
+    size = trained_size(job) if full else SIZE[frozen_dtype(job)]
+    looked_up = ops.tokens * s.width * size
+    gradients = [Gradient("embedding", s.vocabulary * s.width * size)] if full else []
+    x = ops.tape.op([looked_up], [], gradients=gradients)[0]
+    if size != ops.item:
+        x = ops.tape.op([ops.H], [x], slopes=[looked_up])[0]
+    positions = Held(ops.tape.room, "activations", INDEX * ops.tokens)
+    table = Held(ops.tape.room, "activations", ops.wide(s.rope_width))
+    prefix = ops.prefix() if job.method == "prefix" else []
+    learns = x.edge is not None
+    for first, last, kept in segments(job):
+        learns = learns or any(_learns(job, number) for number in range(first, last))
+        run = partial(_blocks, ops, x, range(first, last), table, prefix)
+        with around(first, learns):
+            x = run() if kept is None else ops.tape.again(run, learns, kept)
+        del run
+    del positions
+    ops.begin(s.layers)
+    return ops.norm(x, full)
+
+
+def segments(job: Job) -> Iterator[tuple[int, int, int | None]]:
+    """Blocks that are recomputed together: the first, the one after the last, and the bytes that stay of them
+    beside their input; None: nothing is recomputed.
+    """
+    layers = job.sizes.layers
+    if isinstance(job.recompute, str):
+        kept = None if job.recompute == "off" else 0
+        yield from ((number, number + 1, kept) for number in range(layers))
+        return
+    first = [number for number, size in enumerate(job.recompute) if size >= 0 or number == 0]
+    for start, stop in pairwise([*first, layers]):
+        yield start, stop, max(0, job.recompute[start])
+
+
+def _learns(job: Job, number: int) -> bool:
+    return job.method in ("lora", "prefix") or block_trains(job, number)
+
+
+def _blocks(ops: Operators, x: Value, numbers: range, table: Held, prefix: Sequence[Value]) -> Value:
+    for number in numbers:
+        x = _block(ops, x, number, table, prefix[2 * number : 2 * number + 2])
+    return x
+
+
+def _block(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[Value]) -> Value:
+    ops.begin(number)
+    trains = block_trains(ops.job, number)
+    attended = _attention(ops, ops.norm(x, trains), number, table, prefix)
+    if not ops.job.sizes.sandwich:
+        x, normed = ops.sum_norm(x, attended, trains)
+        return ops.add(x, _mlp(ops, normed, number))
+    x, normed = ops.sandwich(x, attended, trains)
+    return ops.add_norm(x, _mlp(ops, normed, number), trains)
+
+
+def _attention(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[Value]) -> Value:
+    s = ops.job.sizes
+    *projections, last, _, _ = layers_of(ops.job, number)
+    if s.fused_qkv:
+        qkv = ops.linear(x, projections[0])
+        outs = [ops.size(heads * s.head_width) for heads in (s.heads, s.kv_heads, s.kv_heads)]
+        q, k, v = ops.tape.op(outs, [qkv], of=qkv, slopes=[qkv.bytes])
+        del qkv
+    else:
+        q, k, v = (ops.linear(x, layer) for layer in projections)
+    return ops.linear(ops.attention(q, k, v, table, prefix), last)
+
+
+def _mlp(ops: Operators, x: Value, number: int) -> Value:
+    *_, gate_up, down = layers_of(ops.job, number)
+    return ops.linear(ops.swiglu(ops.linear(x, gate_up)), down)
+
+
+def _loss(ops: Operators, hidden: Value) -> Value:
+    """Logits a chunk of rows at a time; what is kept are the gradients, made in the same pass."""
+    job, s, item = ops.job, ops.job.sizes, ops.item
+    places = Held(ops.tape.room, "activations", 2 * INDEX * job.learnt)
+    rows_H = job.learnt * s.width * item
+    picked = ops.tape.op([rows_H], [hidden], keeps=[places], slopes=[hidden.bytes])[0]
+    ops.tape.room.phase = "loss"
+    trains, head = job.method == "full", s.vocabulary * s.width
+    kernel = job.form in ("triton", "native")
+    budget = GPU_BYTES if job.form == "triton" else CPU_BYTES
+    if trains and job.form != "triton":
+        budget = max(budget, WIDE * head)
+    rows = chunk_rows(job.learnt, s.vocabulary, item if kernel else WIDE, budget)
+    one, rows = rows >= job.learnt, min(rows, job.learnt)
+    at_loss, after = (s.vocabulary * rows * each for each in _logits(kernel, item))
+    by_hidden = after + rows * s.width * item + ops.scratch(s.vocabulary, s.width, rows)
+    slope = rows_H if picked.edge is not None else 0
+    own, gradients = [("activations", slope)], list[Gradient]()
+    narrow = 0 if _head_is_ready(ops) else head * item
+    during = max(at_loss, by_hidden)
+    if trains:
+        part = head * (WIDE if job.device == "cuda" else item)  # of one chunk; more are summed in float32
+        kept, size = part if one else head * WIDE, head * (ops.gradient if ops.copies else trained_size(job))
+        during = max(during - kept, after) if one else max(during, after + part)
+        gradients = [Gradient("embedding" if s.tied else "head", size)]
+        if kept == size:
+            gradients[0].made = Held(ops.tape.room, "gradients", kept)
+        else:  # cast on the way back
+            own.append(("gradients", kept))
+    return ops.tape.op(
+        [WIDE],
+        [picked],
+        own=own,
+        during=narrow + during,
+        during_as="logits",
+        slopes=[slope],
+        gradients=gradients,
+    )[0]
+
+
+def _head_is_ready(ops: Operators) -> bool:
+    """Whether the head's weights are there in the dtype of activations."""
+    if ops.job.method != "full":
+        return SIZE[frozen_dtype(ops.job)] == ops.item
+    return ops.item == trained_size(ops.job) or (ops.copies and not ops.job.sizes.tied)
+
+
+def _logits(kernel: bool, item: int) -> tuple[int, int]:
+    """Bytes of a logit, and of its slope: where the loss is made, and after it."""
+    in_place = kernel or item == WIDE
+    return item if in_place else WIDE + 2 * item, item if in_place else 2 * item

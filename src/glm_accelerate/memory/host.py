@@ -1,0 +1,37 @@
+"""What a run takes of host memory and of disk, beside the device."""
+
+from glm_accelerate.memory.job import Item, Job
+from glm_accelerate.memory.optimizer_state import state_bytes, trained
+from glm_accelerate.memory.weights import WIDE, away_bytes
+
+# Assumed, as they depend on builds: a Python process with torch and what we import, and what CUDA adds to it.
+PROCESS, CUDA_PROCESS = 450 * 2**20, 1500 * 2**20
+WRITER = 300 * 2**20  # assumed: the process that writes checkpoints
+
+
+def host_items(job: Job, moved: int) -> list[Item]:
+    """`moved`: activations that wait on the host."""
+    weights = WIDE * sum(weight.part(job.shards) for weight in trained(job))
+    state = state_bytes(job)
+    process = PROCESS + (CUDA_PROCESS if job.device == "cuda" else 0)
+    items: list[Item] = [Item("process", process, "assumed: Python, torch and its libraries", "host")]
+    if job.saves:
+        why = "one copy of what training moves, for the writer"
+        items.append(Item("staging", weights + state, why, "host"))
+        items.append(Item("writer", WRITER, "assumed: the process that writes checkpoints", "host"))
+    if "optimizer" in job.offload:
+        wide = weights + state + weights // (2 if job.passes == 1 else 1)
+        items.append(Item("optimizer", wide, "offloaded: float32 weights, moments, gradients", "host"))
+    if "weights" in job.offload:
+        items.append(Item("weights", sum(away_bytes(job)), "offloaded: frozen weights of blocks", "host"))
+    if moved:
+        items.append(Item("activations", moved, "offloaded until the backward pass", "host"))
+    return items
+
+
+def disk_items(job: Job) -> list[Item]:
+    """Checkpoints hold weights that train and their moments; one more is there while it is written."""
+    whole = sum(weight.part(1) for weight in trained(job)) * WIDE
+    size = whole + state_bytes(job) * job.shards
+    why = f"{job.kept_saves} checkpoints and the one being written, {size / 1e6:,.0f} MB each"
+    return [Item("checkpoints", size * (job.kept_saves + 1), why, "disk")]

@@ -1,0 +1,88 @@
+"""What a run's memory depends on, and what a prediction of it says: the joint between plan and model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from glm_accelerate.kernels.choose import Form
+from glm_accelerate.models.sizes import Sizes
+
+Where = Literal["device", "host", "disk"]
+Recompute = Literal["off", "blocks"] | tuple[int, ...]
+ASSUMED = "assumed"  # how the reason of an item begins that could not be measured
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rank's largest step. Layers are called as ours: query_key_value or q_proj, k_proj, v_proj; o_proj,
+    gate_up_proj, down_proj.
+    """
+
+    sizes: Sizes
+    method: str = "lora"  # lora | full | freeze | prefix
+    rank: int = 8  # lora
+    adapted: tuple[str, ...] | None = None  # lora: which layers of a block; None: all
+    dropout: float = 0.1  # lora, prefix
+    last: int = 2  # freeze: how many blocks train
+    prefix_tokens: int = 128  # prefix
+    base: str = "bfloat16"  # of frozen weights: a dtype, or nf4, int8, fp8 for layers inside blocks
+    rest: str = "bfloat16"  # of frozen weights outside them, where `base` is packed
+    compute: str = "bfloat16"
+    optimizer: str = "adamw"  # adamw | adamw8bit | adafactor
+    clips: bool = True  # gradients are held down by their norm
+    pass_tokens: int = 2048  # of the largest forward pass
+    longest: int = 2048  # document in it
+    documents: int = 0  # in it; 0: as many as the longest is contained
+    learnt: int = 2048  # targets in it
+    passes: int = 1  # of a step, on this rank
+    recompute: Recompute = "off"  # or, for each block, the bytes that a plan keeps of it besides its input
+    offload: frozenset[str] = frozenset()  # of activations, optimizer, weights
+    fuse_update: bool = False  # a weight is updated as soon as its gradient is there
+    ranks: int = 1
+    shards: int = 1  # ranks that share one copy of weights, gradients and moments
+    device: str = "cpu"
+    form: Form = "eager"
+    saves: bool = True  # checkpoints are written behind training
+    kept_saves: int = 4  # checkpoints on disk
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line of the table."""
+
+    what: str
+    bytes: int
+    why: str
+    where: Where = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is alive at the moment of the most (`phase`), and what host and disk take besides."""
+
+    items: tuple[Item, ...]
+    phase: str
+
+    @property
+    def peak(self) -> int:
+        """Of one device."""
+        return self.total("device")
+
+    @property
+    def host(self) -> int:
+        """Of one rank, beside the device's; on a CPU the host's memory is the device's, and both count."""
+        return self.total("host")
+
+    @property
+    def disk(self) -> int:
+        """Of the run."""
+        return self.total("disk")
+
+    @property
+    def allocated(self) -> int:
+        """Of it what torch's allocator counts: all that is not assumed."""
+        device = (item for item in self.items if item.where == "device")
+        return sum(item.bytes for item in device if not item.why.startswith(ASSUMED))
+
+    def total(self, where: Where) -> int:
+        """The sum of its items there."""
+        return sum(item.bytes for item in self.items if item.where == where)

@@ -1,0 +1,135 @@
+"""Memory that is taken once. Before its first step a run goes through the largest passes that it will ever
+make (data/largest.py) beside moments that are there already: what does not fit is known in seconds, not after
+hours, and nothing that comes later takes more from the device. Nothing of it stays: a run with and one
+without are the same to the last bit.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.optim import Optimizer
+
+from glm_accelerate.data.types import Step
+from glm_accelerate.memory.monitor import ran_out
+from glm_accelerate.runtime.errors import UserError
+
+KEPT = 48  # shapes of passes whose kernels oneDNN keeps: of 1,024, a pass has about 20
+CURE = "train.micro_tokens or data.max_tokens lower, or memory.recompute=blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What an allocator has asked of its device so far. None of it ever falls."""
+
+    segments: int
+    bytes: int
+    calls: int  # for memory, of any kind
+    retries: int  # after everything that was free had been given back
+
+    def since(self, before: "Taken") -> "Taken":
+        """What came after."""
+        return Taken(
+            self.segments - before.segments,
+            self.bytes - before.bytes,
+            self.calls - before.calls,
+            self.retries - before.retries,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The largest passes of a run fit, and what it cost to know."""
+
+    step: int  # where the widest is
+    positions: int  # of it
+    passes: int  # in all
+    seconds: float
+    taken: Taken | None  # when it was over, on a GPU
+
+    @property
+    def said(self) -> str:
+        """For the start of a run."""
+        fits = f"the largest pass fits: {self.positions:,} positions, of step {self.step:,}"
+        return f"{fits}; {self.passes} passes rehearsed in {self.seconds:.1f} s"
+
+
+def shapes_worth(steps: int, device: torch.device) -> int:
+    """How many shapes of passes may be gone through before a run of so many steps: at most an eighth of its
+    time. A GPU's kernels take any shape; on a CPU each product has one of its own for each number of rows,
+    which takes half a megabyte and some milliseconds and is kept: better at once than in the midst of things.
+    """
+    return min(KEPT, steps // 8) if device.type == "cpu" else 0
+
+
+def rehearse(
+    steps: Sequence[Step],
+    optimizer: Optimizer,
+    forward_backward: Callable[[Step], object],
+    device: torch.device,
+) -> Rehearsal:
+    """Go through `steps` as they would be trained, and forget them: no gradient stays, and generators are as
+    they were. `forward_backward` adds gradients up and moves no weight.
+    """
+    began = time.perf_counter()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for step in steps:
+            _through(step, forward_backward)
+            optimizer.zero_grad(set_to_none=True)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    widest = max(steps, key=lambda step: step.batches[0].tokens_RT.size)
+    return Rehearsal(
+        step=widest.number,
+        positions=widest.batches[0].tokens_RT.size,
+        passes=sum(len(step.batches) for step in steps),
+        seconds=time.perf_counter() - began,
+        taken=taken(device),
+    )
+
+
+@torch.no_grad()
+def make_moments(optimizer: Optimizer) -> None:
+    """All state that updates will need, where there is none yet: by updates with gradients of zero at a rate
+    of zero, which change no weight, leave moments at zero, and are not counted. One weight after the other:
+    not even all gradients may have room at once.
+    """
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * 0  # of a number or, with some optimizers, a tensor
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
+            optimizer.step()
+            optimizer.state[weight]["step"].zero_()
+            weight.grad = None
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def taken(device: torch.device) -> Taken | None:
+    """Since the process began; None where torch has no allocator that counts."""
+    if device.type != "cuda":
+        return None
+    said = torch.cuda.memory_stats(device)
+    return Taken(
+        segments=said["segment.all.allocated"],
+        bytes=said["reserved_bytes.all.allocated"],
+        calls=said["num_device_alloc"],
+        retries=said["num_alloc_retries"],
+    )
+
+
+def _through(step: Step, forward_backward: Callable[[Step], object]) -> None:
+    try:
+        forward_backward(step)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        largest = step.batches[-1]
+        longest = max(max(row) for row in largest.documents)
+        where = f"a pass of {largest.tokens_RT.size:,} positions, documents of up to {longest:,} tokens"
+        raise UserError(f"step {step.number:,} would run out of memory: {where}", cure=CURE) from error

@@ -1,0 +1,149 @@
+"""What a model keeps for good: which weights there are, which of them train, and the bytes of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from glm_accelerate.kernels.quantized import BLOCK
+from glm_accelerate.memory.job import Job
+
+SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+WIDE = 4  # bytes of a weight that trains, of its gradient where that is a sum, and of a moment
+LEAST_MOVED = 2**16  # bytes of a frozen weight that memory/frozen.py moves
+PACKED = ("nf4", "int8", "fp8")
+MATRICES = ("matrix", "head")  # that are multiplied with
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer of a block."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    trains: bool
+    adapted: bool  # has a LoRA adapter
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter: `rows` are what ranks divide."""
+
+    kind: str  # matrix | packed | embedding | head | adapter | small
+    block: int  # -1: outside of blocks
+    rows: int
+    columns: int
+    itemsize: float
+    trains: bool
+
+    def part(self, shards: int) -> int:
+        """Numbers of the largest part."""
+        return -(-self.rows // shards) * self.columns
+
+
+def parameter_bytes(job: Job) -> int:
+    """This rank's part of all parameters, on the device."""
+    every = sum(_bytes(weight, job.shards) for weight in weights_of(job))
+    if "weights" not in job.offload:
+        return every
+    away = away_bytes(job)
+    return every - sum(away) + max(map(sum, pairwise([0, *away])))
+
+
+def away_bytes(job: Job) -> list[int]:
+    """Of each block's frozen weights that live on the host; two neighbours' are on the device at a time."""
+    away = [0] * job.sizes.layers
+    for weight in weights_of(job):
+        size = _bytes(weight, job.shards)
+        if weight.block >= 0 and not weight.trains and size >= LEAST_MOVED:
+            away[weight.block] += size
+    return away
+
+
+def _bytes(weight: Weight, shards: int) -> int:
+    return int(weight.part(shards) * weight.itemsize)
+
+
+def layers_of(job: Job, block: int) -> list[Layer]:
+    """Linear layers of a block in the order in which they run."""
+    s = job.sizes
+    query, key = s.heads * s.head_width, s.kv_heads * s.head_width
+    heads = [("q_proj", query), ("k_proj", key), ("v_proj", key)]
+    if s.fused_qkv:
+        heads = [("query_key_value", query + 2 * key)]
+    shapes = [
+        *((name, s.width, outputs, s.qkv_bias) for name, outputs in heads),
+        ("o_proj", query, s.width, False),
+        ("gate_up_proj", s.width, 2 * s.mlp_width, False),
+        ("down_proj", s.mlp_width, s.width, False),
+    ]
+    trains, lora = block_trains(job, block), job.method == "lora"
+    return [
+        Layer(*shape, trains=trains, adapted=lora and (job.adapted is None or shape[0] in job.adapted))
+        for shape in shapes
+    ]
+
+
+def block_trains(job: Job, block: int) -> bool:
+    """Whether all of a block's own weights do."""
+    return job.method == "full" or (job.method == "freeze" and block >= job.sizes.layers - job.last)
+
+
+def trained_size(job: Job) -> int:
+    """Bytes of a number of the model's own weights, where they train: float32 masters may be on the host."""
+    return SIZE[job.compute] if "optimizer" in job.offload and job.compute in SIZE else WIDE
+
+
+def frozen_dtype(job: Job) -> str:
+    """Of what is neither trained nor packed."""
+    return job.rest if job.base in PACKED else job.base
+
+
+def weights_of(job: Job) -> Iterator[Weight]:
+    """Every parameter of the model."""
+    s, frozen = job.sizes, SIZE[frozen_dtype(job)]
+    full = job.method == "full"
+    outside = trained_size(job) if full else frozen
+    yield Weight("embedding", -1, s.vocabulary, s.width, outside, full)
+    for block in range(s.layers):
+        yield from _of_block(job, block)
+    yield Weight("small", -1, s.width, 1, outside, full)
+    if not s.tied:
+        yield Weight("head", -1, s.vocabulary, s.width, outside, full)
+    if job.method == "prefix":
+        width = s.layers * 2 * s.kv_heads * s.head_width
+        yield Weight("adapter", -1, job.prefix_tokens, width, WIDE, True)
+
+
+def _of_block(job: Job, block: int) -> Iterator[Weight]:
+    s, trains = job.sizes, block_trains(job, block)
+    small = trained_size(job) if trains else SIZE[frozen_dtype(job)]
+    for layer in layers_of(job, block):
+        if job.base in PACKED and not trains:
+            yield from _packed(job.base, layer, block)
+        else:
+            yield Weight("matrix", block, layer.outputs, layer.inputs, small, trains)
+        if layer.bias:
+            yield Weight("small", block, layer.outputs, 1, small, trains)
+        if layer.adapted:
+            yield Weight("adapter", block, job.rank, layer.inputs, WIDE, True)
+            yield Weight("adapter", block, layer.outputs, job.rank, WIDE, True)
+    for _ in range(4 if s.sandwich else 2):
+        yield Weight("small", block, s.width, 1, small, trains)
+
+
+def _packed(kind: str, layer: Layer, block: int) -> Iterator[Weight]:
+    """As `kernels/quantized.py` lays it out: codes, scales, and for nf4 a level for each block of a row."""
+    if kind == "nf4":
+        blocks = -(-layer.inputs // BLOCK)
+        yield Weight("packed", block, layer.outputs, blocks * BLOCK // 2, 1, False)
+        yield Weight("small", block, layer.outputs, 2, 4, False)
+        yield Weight("small", block, layer.outputs, blocks, 1, False)
+    else:
+        yield Weight("packed", block, layer.outputs, layer.inputs, 1, False)
+        yield Weight("small", block, layer.outputs, 1, 4, False)

@@ -1,0 +1,137 @@
+"""How long a run takes: its operations over what the device does of them, and what has to travel.
+
+What the device does is assumed, unless somebody measured it with `bench step` and said so; how one setting
+compares with another is worth more than how long either takes.
+"""
+
+from dataclasses import dataclass
+
+from glm_accelerate.memory.job import Job
+from glm_accelerate.plan.devices import known
+from glm_accelerate.plan.flops import Trained, attended_flops, forward_flops, linear_parameters, product_flops
+from glm_accelerate.plan.hardware import Hardware
+
+UTILISED = 0.4  # of a data sheet's products, which training commonly reaches
+NARROW = 0.5  # of bfloat16's speed, at best, where products are in float32 (TF32) instead
+CORE_PRODUCTS = 3e11  # a second: about what training reached on a core with bfloat16 tiles
+CORE_PLAIN = 5e10  # and about what one without them does
+CPU_BANDWIDTH = 2e10  # bytes a second, of a desktop's memory
+LINK = 2e10  # bytes a second between device and host, or between devices: PCIe 4.0 x16 in practice
+STARTED = 2e-4  # seconds that a block's kernels take to start, forward and backward
+PACKED = ("nf4", "int8", "fp8")
+KEPT = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "int8": 1.0,
+    "fp8": 1.0,
+    "nf4": 0.52,
+}  # bytes a weight
+UNPACKED = 4.5  # bytes that are read and written to unpack a weight
+MOVED = {"adamw": 32, "adamw8bit": 20, "adafactor": 16}  # bytes that an update reads and writes for a weight
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a run learns from, whatever its settings."""
+
+    tokens: float
+    pairs: float  # of tokens, one of which sees the other
+    targets: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of one device."""
+
+    products: float  # a second, as trained
+    bandwidth: float
+    why: str
+
+
+def speed_of(hardware: Hardware, compute: str) -> Speed | None:
+    """What is assumed of a device; None where nothing is known of it."""
+    if hardware.device == "cpu":
+        each = CORE_PRODUCTS if hardware.bf16 and compute != "float32" else CORE_PLAIN
+        said = f"{hardware.cores} cores at {each / 1e12:g} TFLOP/s, assumed"
+        return Speed(hardware.cores * each, CPU_BANDWIDTH, said)
+    device = known(hardware.name)
+    if device is None or device.products is None or device.bandwidth is None:
+        return None
+    products = device.products * UTILISED * (NARROW if compute == "float32" else 1)
+    sheet = f"{device.products / 1e12:g} TFLOP/s{'' if device.sure else ' (assumed)'}"
+    return Speed(products, device.bandwidth, f"{UTILISED:.0%} of {sheet}, assumed")
+
+
+def run_flops(job: Job, work: Work) -> float:
+    """That the mathematics of a run needs."""
+    return _flops(job, work, 1.0)
+
+
+def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> float:
+    """Of all steps, evaluation and saving aside. `padding`: positions that are computed for each token."""
+    positions = work.tokens * padding
+    again = forward_flops(job.sizes, positions, work.pairs * padding) * _recomputed(job)
+    computing = (_flops(job, work, padding) + again) / (speed.products * job.ranks)
+    passes = max(float(work.steps), positions / job.pass_tokens / job.ranks)
+    block = linear_parameters(job.sizes) * job.sizes.layers
+    if job.device != "cpu":
+        computing += passes * job.sizes.layers * STARTED * (1 + _recomputed(job) / 3)
+    if job.base in PACKED:
+        computing += passes * block * UNPACKED / speed.bandwidth * (2 + _recomputed(job))
+    travelling = passes * _travels(job, block) / LINK
+    return max(computing, travelling) + work.steps * _update_seconds(job, speed)
+
+
+def trained_weights(job: Job) -> int:
+    """How many weights move."""
+    sizes = job.sizes
+    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+    if job.method == "full":
+        return sizes.parameters
+    if job.method == "freeze":
+        return linear_parameters(sizes) * min(job.last, sizes.layers)
+    if job.method == "prefix":
+        return 2 * key * sizes.layers * job.prefix_tokens
+    around = 2 * (sizes.width + query) + 2 * (sizes.width + key) + 2 * sizes.width + 3 * sizes.mlp_width
+    return sizes.layers * job.rank * around
+
+
+def _flops(job: Job, work: Work, padding: float) -> float:
+    prefix = job.prefix_tokens if job.method == "prefix" else 0
+    trained = Trained(job.method, job.last, prefix)
+    attended = (work.pairs + work.tokens * prefix) * padding
+    products = product_flops(job.sizes, trained, work.tokens * padding, work.targets)
+    return products + attended_flops(job.sizes, trained, attended)
+
+
+def _recomputed(job: Job) -> float:
+    """The share of the blocks' forward pass that is done twice."""
+    if job.recompute == "off":
+        return 0.0
+    if job.recompute == "blocks":
+        return 1.0
+    return job.recompute.count(0) / len(job.recompute)
+
+
+def _travels(job: Job, block: int) -> float:
+    """Bytes of a pass between the device and others, beside the computing."""
+    moved, again = 0.0, _recomputed(job)
+    if "activations" in job.offload:
+        sizes = job.sizes
+        query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+        inside = 4 * sizes.width + 2 * query + 2 * key + 3 * sizes.mlp_width
+        moved += 2 * 2 * job.pass_tokens * sizes.layers * (again * sizes.width + (1 - again) * inside)
+    if "weights" in job.offload:
+        moved += block * KEPT[job.base] * (2 + again)
+    if job.shards > 1:
+        moved += job.sizes.parameters * KEPT[job.base] * (2 + again) * (1 - 1 / job.shards)
+    return moved
+
+
+def _update_seconds(job: Job, speed: Speed) -> float:
+    own = trained_weights(job) / job.shards
+    if "optimizer" in job.offload:  # gradients go, new weights come back, and the host computes
+        return own * (8 / LINK + MOVED[job.optimizer] / CPU_BANDWIDTH)
+    return own * MOVED[job.optimizer] / speed.bandwidth

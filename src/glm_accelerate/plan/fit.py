@@ -1,0 +1,115 @@
+"""From a config to what its memory depends on, and how much memory it may use."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from glm_accelerate.config.amount import read_amount
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.kernels.attention_path import Facts, facts_of
+from glm_accelerate.kernels.choose import Form, choose_form
+from glm_accelerate.kernels.native.build import lacking
+from glm_accelerate.kernels.native_rms_norm import LANES
+from glm_accelerate.memory.estimate import CONTEXT
+from glm_accelerate.memory.job import Job
+from glm_accelerate.models.adapt.lora import choose_layers
+from glm_accelerate.models.adapt.quantized import kind_of
+from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.models.families import Family
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.plan.levers import Setting
+
+GRAIN = 1 << 28  # bytes: what is free is never the same twice, and a plan should be
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory of one device that a run may use."""
+
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is decided before memory is looked at."""
+
+    dtype: str  # of weights
+    compute: str
+    compiled: bool
+    ranks: int
+    shards: int
+    shards_why: str
+
+
+def room_of(config: RunConfig, hardware: Hardware, ranks: int) -> Room:
+    """As the config says, or what is free; ranks on a CPU share what the host has."""
+    said = None if config.memory.limit == "auto" else read_amount(config.memory.limit)
+    if said is not None:
+        return Room(said, "allowed by memory.limit")
+    free = hardware.free_bytes
+    if hardware.device != "cpu":
+        free += CONTEXT  # which is there already, and is estimated with the rest
+        return Room(free // GRAIN * GRAIN, f"free on {hardware.name}")
+    shared = f" for each of {ranks} ranks" if ranks > 1 else ""
+    return Room(free // ranks // GRAIN * GRAIN, f"free on this host{shared}")
+
+
+def setting_of(
+    config: RunConfig, family: Family, sizes: Sizes, hardware: Hardware, settled: Settled, micro_tokens: int
+) -> Setting:
+    """The run as the config says it; what that leaves open is at its least effort. Passes are missing."""
+    adapt, memory = config.adapt, config.memory
+    full = adapt.method == "full"
+    kind = kind_of(adapt)
+    job = Job(
+        sizes=sizes,
+        method=adapt.method,
+        rank=adapt.rank,
+        adapted=_adapted(config, family, sizes),
+        dropout=adapt.dropout,
+        last=adapt.layers,
+        prefix_tokens=adapt.prefix_tokens,
+        base=kind or (config.model.dtype if full else settled.dtype),
+        rest=config.model.dtype,
+        compute=settled.compute,
+        optimizer=config.optim.name,
+        clips=config.optim.clip > 0,
+        recompute="blocks" if memory.recompute == "blocks" else "off",
+        offload=frozenset(memory.offload) if isinstance(memory.offload, list) else frozenset(),
+        fuse_update=memory.fuse_update == "on",
+        ranks=settled.ranks,
+        shards=settled.shards,
+        device=hardware.device,
+        form=_form(hardware, sizes, settled),
+        saves=not config.checkpoint.wait,
+        kept_saves=config.checkpoint.keep_last + config.checkpoint.keep_best,
+    )
+    return Setting(job, config.data.batching, micro_tokens)
+
+
+def _adapted(config: RunConfig, family: Family, sizes: Sizes) -> tuple[str, ...] | None:
+    """LoRA's layers in our words, by the last part of their name."""
+    if config.adapt.targets == "all-linear" or config.adapt.method != "lora":
+        return None
+    with torch.device("meta"):
+        model = Decoder(replace(sizes, layers=1), Origin(family.name, {}, ""))
+    return tuple(name.rpartition(".")[2] for name, _ in choose_layers(model, config.adapt.targets))
+
+
+def _form(hardware: Hardware, sizes: Sizes, settled: Settled) -> Form:
+    """Of operators, as `models.bind` will choose it; for a device that is not here, as if Triton were."""
+    dtype = torch.bfloat16 if settled.compute == "fp8" else getattr(torch, settled.compute)
+    if hardware.device == "cuda":
+        here = torch.cuda.is_available() and torch.cuda.get_device_name() == hardware.name
+        facts = (
+            facts_of(torch.device("cuda", torch.cuda.current_device()))
+            if here
+            else Facts("cuda", triton=True)
+        )
+        return choose_form(facts, dtype, compiled=False)[0]
+    native = lacking() if dtype == torch.bfloat16 else "they are for bfloat16"
+    if sizes.width % LANES or sizes.mlp_width < LANES or sizes.head_width % 2:
+        native = f"a width of {sizes.width}"
+    return choose_form(Facts(hardware.device), dtype, settled.compiled, native)[0]

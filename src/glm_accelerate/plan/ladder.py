@@ -1,0 +1,189 @@
+"""The cheapest change that makes a run fit: in the lowest tier that suffices, of all combinations that do and
+of which nothing can be spared, the one that takes the least time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf
+
+from glm_accelerate.data.largest import Largest
+from glm_accelerate.memory.estimate import Estimate, estimate
+from glm_accelerate.memory.job import Job
+from glm_accelerate.plan.cost import Speed, Work, run_seconds
+from glm_accelerate.plan.levers import (
+    DEVICES,
+    ITSELF,
+    OFFLOAD,
+    ROUNDING,
+    Lever,
+    Option,
+    Setting,
+    possible,
+    up_to,
+)
+from glm_accelerate.plan.passes import Load
+
+ALIKE = 0.01  # of bytes: a smaller difference is none
+FEW = 2  # layers of the models from which a deep one's memory is judged, before it is estimated
+ROUNDS = 2  # through all levers, each at its least beside the others, until nothing moves
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run with one option of each lever."""
+
+    options: tuple[Option, ...]
+    setting: Setting  # its job complete
+    seconds: float
+    estimate: Estimate
+
+    @property
+    def needed(self) -> int:
+        return _needed(self.setting.job, self.estimate)
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        return tuple(text for option in self.options for text in option.typed)
+
+
+@dataclass(slots=True)
+class Ladder:
+    """Judges the settings of one run, and remembers what it found."""
+
+    load: Load
+    work: Work
+    speed: Speed
+    room: int  # bytes of a device that may be used
+    micro_tokens: int  # of passes by which padding is judged
+    _passes: dict[tuple[str, int, int], Largest] = field(default_factory=dict[tuple[str, int, int], Largest])
+    _padding: dict[str, float] = field(default_factory=dict[str, float])
+    _estimates: dict[Job, Estimate] = field(default_factory=dict[Job, Estimate])
+
+    def cheapest(self, setting: Setting, levers: Sequence[Lever], most: int = DEVICES) -> Found | None:
+        """What fits in the lowest tier up to `most`; None if nothing does."""
+        for tier in range(most + 1):
+            within = [up_to(lever, tier) for lever in levers]
+            if self._about(setting, self._least(setting, within)) <= self.room * (1 + ALIKE):
+                fitting = list(self._irreducible(setting, within, tier))
+                if fitting:
+                    return min(fitting, key=lambda found: found.seconds)
+        return None
+
+    def least(self, setting: Setting, levers: Sequence[Lever]) -> Found:
+        """What needs the least memory, whether that fits or not."""
+        return self.judge(setting, self._least(setting, levers))
+
+    def _least(self, setting: Setting, levers: Sequence[Lever]) -> tuple[Option, ...]:
+        """Each lever in turn at its least beside the others; of those alike the one that goes furthest."""
+        chosen = tuple(lever[0] for lever in levers)
+        for place, lever in list(enumerate(levers)) * ROUNDS:
+            tried = [(*chosen[:place], option, *chosen[place + 1 :]) for option in reversed(lever)]
+            about = {options: self._about(setting, options) for options in tried}
+            chosen = min(tried, key=lambda options: about[options])
+        return chosen
+
+    def rungs(self, setting: Setting, levers: Sequence[Lever]) -> Iterator[tuple[Option, Found]]:
+        """Each typed option on top of those above it, and beside it what the plan does by itself; those that
+        save next to nothing there are left out. More devices stand in place of the host's memory.
+        """
+        own = [up_to(lever, ITSELF) for lever in levers]
+        climbed = own
+        below = self._about(setting, self._least(setting, climbed))
+        for place, lever in enumerate(levers):
+            before = climbed, below
+            if lever[-1].tier == DEVICES:  # what rounds an update is for whole weights
+                rounds = [other[-1].tier == ROUNDING for other in levers]
+                climbed = [one if r else other for one, other, r in zip(own, climbed, rounds, strict=True)]
+            for option in lever:
+                tried = [*climbed[:place], (option,), *climbed[place + 1 :]]
+                if not option.typed or not possible(self._complete(setting, [one[0] for one in tried])):
+                    continue
+                least = self._least(setting, tried)
+                about = self._about(setting, least)
+                if about < below * (1 - ALIKE):
+                    yield option, self.judge(setting, least)
+                    climbed, below = tried, about
+            if lever[-1].tier == OFFLOAD:
+                climbed, below = before
+
+    def judge(self, setting: Setting, options: Sequence[Option]) -> Found:
+        """The setting under all of these."""
+        complete = self._complete(setting, options)
+        return Found(tuple(options), complete, self._seconds(complete), self._estimate(complete.job))
+
+    def _irreducible(self, setting: Setting, levers: Sequence[Lever], tier: int) -> Iterator[Found]:
+        """Every set of typed options that suffices and would not without any one of them, each beside what
+        the plan does by itself where that is fastest.
+        """
+        own = [up_to(lever, ITSELF) for lever in levers]
+        enough: list[set[Option]] = []
+        for said in sorted(product(*map(_said, levers)), key=lambda said: sum(map(bool, said))):
+            typed = {option for option in said if option is not None}
+            if any(other <= typed for other in enough) or max(map(_tier, typed), default=0) < tier:
+                continue
+            within = [lever if option is None else (option,) for lever, option in zip(own, said, strict=True)]
+            found = self._fastest(setting, within)
+            if found is not None:
+                enough.append(typed)
+                yield found
+
+    def _fastest(self, setting: Setting, levers: Sequence[Lever]) -> Found | None:
+        """Of all that fit."""
+        every = [options for options in product(*levers) if possible(self._complete(setting, options))]
+        for options in sorted(every, key=lambda options: self._seconds(self._complete(setting, options))):
+            if self._about(setting, options) <= self.room * (1 + ALIKE):
+                found = self.judge(setting, options)
+                if found.needed <= self.room:
+                    return found
+        return None
+
+    def _complete(self, setting: Setting, options: Sequence[Option]) -> Setting:
+        """Under these options, with its passes laid out."""
+        for option in options:
+            setting = option.apply(setting)
+        job, key = setting.job, (setting.batching, setting.micro_tokens, setting.job.ranks)
+        if key not in self._passes:
+            self._passes[key] = self.load.largest(*key)
+        found = self._passes[key]
+        passes = 2 if found.several else 1
+        sizes = {"pass_tokens": found.positions, "longest": found.longest, "learnt": found.targets}
+        return replace(setting, job=replace(job, **sizes, passes=passes))
+
+    def _seconds(self, setting: Setting) -> float:
+        batching = setting.batching
+        if batching not in self._padding:
+            self._padding[batching] = self.load.padding(batching, self.micro_tokens)
+        return run_seconds(setting.job, self.work, self.speed, self._padding[batching])
+
+    def _about(self, setting: Setting, options: Sequence[Option]) -> float:
+        """Bytes needed, from two models of few layers: what memory adds a layer is the same for each."""
+        setting = self._complete(setting, options)
+        if not possible(setting):
+            return inf
+        job, layers = setting.job, setting.job.sizes.layers
+        few = FEW + (job.last if job.method == "freeze" else 0)
+        if layers <= 2 * few or not isinstance(job.recompute, str):
+            return _needed(job, self._estimate(job))
+        shallow, deep = (replace(job, sizes=replace(job.sizes, layers=few + more)) for more in (0, FEW))
+        least, more = (_needed(one, self._estimate(one)) for one in (shallow, deep))
+        return least + (more - least) / FEW * (layers - few)
+
+    def _estimate(self, job: Job) -> Estimate:
+        if job not in self._estimates:
+            self._estimates[job] = estimate(job)
+        return self._estimates[job]
+
+
+def _needed(job: Job, found: Estimate) -> int:
+    """Bytes of the device; on a CPU of the host, whose memory that is."""
+    return found.peak + (found.host if job.device == "cpu" else 0)
+
+
+def _said(lever: Lever) -> list[Option | None]:
+    """What may be typed of it, and nothing."""
+    return [None, *(option for option in lever if option.typed)]
+
+
+def _tier(option: Option) -> int:
+    return option.tier

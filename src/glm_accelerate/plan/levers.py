@@ -1,0 +1,194 @@
+"""What may be changed about a run so that it needs less memory: the ladder's rungs, as they are typed.
+
+Tiers say what a change costs: 0 nothing (the plan does it by itself), then only time, then rounding, then
+what is trained, then the base's rounding, then time again, much of it, then more devices.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.together import refuse
+from glm_accelerate.runtime.errors import UserError
+
+ITSELF, TIME, ROUNDING, METHOD, BASE, OFFLOAD, DEVICES = range(7)
+PACKED = ("fp8", "int8", "nf4")  # from the most memory to the least
+MOST_TIMES = (2, 4, 8)  # as many devices
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A run, for all that a rung may change. `job` is complete but for its passes."""
+
+    job: Job
+    batching: str
+    micro_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to have one thing. Nothing is typed for what is so already, or what the plan does by itself."""
+
+    apply: Callable[[Setting], Setting]
+    typed: tuple[str, ...] = ()
+    tier: int = ITSELF
+    why: str = ""
+
+
+Lever = tuple[Option, ...]
+
+
+def levers(config: RunConfig, setting: Setting, longest: int) -> tuple[Lever, ...]:
+    """In the order of the ladder; of each lever the options from least to most."""
+    found = (
+        _batching(setting),
+        _recompute(config),
+        _micro_tokens(config, setting, longest),
+        _optimizer(setting),
+        _fused(config, setting),
+        _method(config, setting),
+        _base(setting),
+        _offload(setting),
+        _devices(setting),
+    )
+    as_it_is = Option(lambda setting: setting)
+    return tuple((as_it_is, *lever) if _typed(lever) else lever for lever in found if lever)
+
+
+def possible(setting: Setting) -> bool:
+    """Whether the settings go together, passes included."""
+    job = setting.job
+    if job.base in PACKED and (job.method not in ("lora", "prefix") or job.compute == "fp8"):
+        return False
+    if job.fuse_update and job.passes > 1:
+        return False
+    try:
+        refuse(
+            offload=job.offload,
+            fuse_update=job.fuse_update,
+            optimizer=job.optimizer,
+            limit=float(job.clips),
+            method=job.method,
+            compute=job.compute,
+            ranks=job.ranks,
+            shards=job.shards,
+        )
+    except UserError:
+        return False
+    return True
+
+
+def up_to(lever: Lever, tier: int) -> Lever:
+    """Its options of no higher tier."""
+    return tuple(option for option in lever if option.tier <= tier)
+
+
+def _typed(lever: Lever) -> bool:
+    return all(option.typed for option in lever)
+
+
+def _with_job(change: Callable[[Job], Job]) -> Callable[[Setting], Setting]:
+    return lambda setting: replace(setting, job=change(setting.job))
+
+
+def _batching(setting: Setting) -> Lever:
+    if setting.batching == "pack":
+        return ()
+    typed = ("data.batching=pack",)
+    return (Option(lambda now: replace(now, batching="pack"), typed, TIME, "no padding"),)
+
+
+def _recompute(config: RunConfig) -> Lever:
+    asked = config.memory.recompute
+    blocks = _with_job(lambda job: replace(job, recompute="blocks"))
+    if asked == "auto":
+        return Option(_with_job(lambda job: replace(job, recompute="off"))), Option(blocks)
+    why = "each block keeps its input alone"
+    return (Option(blocks, ("memory.recompute=blocks",), TIME, why),) if asked == "off" else ()
+
+
+def _micro_tokens(config: RunConfig, setting: Setting, longest: int) -> Lever:
+    """Halves down to the longest sample, which has to fit into a pass."""
+    own, sizes = config.train.micro_tokens == "auto", list[int]()
+    size = setting.micro_tokens
+    while size > longest:
+        size = max(longest, size // 2 // 64 * 64)
+        sizes.append(size)
+
+    def option(size: int) -> Option:
+        typed = () if own else (f"train.micro_tokens={size}",)
+        why = "the longest sample" if size == longest else "shorter passes"
+        return Option(lambda now: replace(now, micro_tokens=size), typed, ITSELF if own else TIME, why)
+
+    return tuple(map(option, [setting.micro_tokens, *sizes] if own else sizes))
+
+
+def _optimizer(setting: Setting) -> Lever:
+    job = setting.job
+    if job.optimizer != "adamw" or job.method not in ("full", "freeze"):
+        return ()
+    apply = _with_job(lambda job: replace(job, optimizer="adamw8bit"))
+    return (Option(apply, ("optim.name=adamw8bit",), ROUNDING, "moments in 8 bits"),)
+
+
+def _fused(config: RunConfig, setting: Setting) -> Lever:
+    job = setting.job
+    if job.fuse_update or job.method not in ("full", "freeze") or job.compute == "float16":
+        return ()
+    apply = _with_job(lambda job: replace(job, fuse_update=True, clips=False))
+    typed = ("memory.fuse_update=on", *(["optim.clip=0"] if config.optim.clip else []))
+    return (Option(apply, typed, ROUNDING, "a gradient is used and freed at once"),)
+
+
+def _method(config: RunConfig, setting: Setting) -> Lever:
+    if setting.job.method not in ("full", "freeze") or config.adapt.restructures:
+        return ()
+    base = config.model.dtype if config.adapt.base == "auto" else config.adapt.base
+    apply = _with_job(lambda job: replace(job, method="lora", base=base))
+    why = "trains small matrices; wants a higher rate, as 3e-4"
+    return (Option(apply, ("adapt.method=lora",), METHOD, why),)
+
+
+def _base(setting: Setting) -> Lever:
+    """In eight bits or four; fp8 takes what int8 takes."""
+
+    def option(kind: str, why: str) -> Option:
+        return Option(_with_job(lambda job: replace(job, base=kind)), (f"adapt.base={kind}",), BASE, why)
+
+    four = option("nf4", "frozen weights in 4 bits (QLoRA)")
+    if setting.job.base == "nf4" or setting.job.compute == "fp8":
+        return ()
+    return (four,) if setting.job.base in PACKED else (option("int8", "frozen weights in 8 bits"), four)
+
+
+def _offload(setting: Setting) -> Lever:
+    """On a CPU the host's memory is the device's."""
+    if setting.job.device == "cpu":
+        return ()
+    return tuple(_offload_options(setting.job.offload))
+
+
+def _offload_options(already: frozenset[str]) -> Iterator[Option]:
+    parts = ("activations", "optimizer", "weights")
+    for count in range(1, len(parts) + 1):
+        for chosen in combinations(parts, count):
+            if already < set(chosen):
+                moved = frozenset(chosen)
+                typed = f"memory.offload=[{','.join(chosen)}]"
+                apply = _with_job(lambda job, moved=moved: replace(job, offload=moved))
+                yield Option(apply, (typed,), OFFLOAD, "to host memory and back")
+
+
+def _devices(setting: Setting) -> Lever:
+    if setting.job.device == "cpu":
+        return ()
+
+    def option(times: int) -> Option:
+        ranks = setting.job.ranks * times
+        typed = (f"--gpus {ranks}", "parallel.shard=full")
+        apply = _with_job(lambda job: replace(job, ranks=ranks, shards=ranks))
+        return Option(apply, typed, DEVICES, "each holds its part (train: --nproc)")
+
+    return tuple(map(option, MOST_TIMES))

@@ -1,0 +1,62 @@
+"""What a run computes, from lengths alone: its largest passes, all that it learns from, and its padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm_accelerate.data.largest import Largest, find_largest
+from glm_accelerate.data.order import Order
+from glm_accelerate.data.pack import aligned
+from glm_accelerate.data.pipeline import arranged
+from glm_accelerate.plan.cost import Work
+from glm_accelerate.plan.flops import pairs
+
+SAMPLED = 16  # steps, evenly chosen, that tell how much of the passes is padding
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The samples of a run and their order, whatever the sizes of its passes."""
+
+    order: Order
+    targets: NDArray[np.int32]
+    steps: int
+    steps_per_epoch: int
+
+    @property
+    def longest(self) -> int:
+        """The least that a pass has to hold."""
+        return aligned(int(self.order.lengths.max()))
+
+    def work(self) -> Work:
+        """Of all steps, as if every epoch drew the same."""
+        share = self.steps / self.steps_per_epoch
+        lengths = self.order.lengths
+        tokens, learnt = (float(each.sum(dtype=np.int64)) for each in (lengths, self.targets))
+        return Work(tokens * share, pairs(lengths) * share, learnt * share, self.steps)
+
+    def largest(self, batching: str, micro_tokens: int, ranks: int) -> Largest:
+        """Of its passes."""
+        return find_largest(
+            self.order,
+            self.targets,
+            batching=batching,
+            micro_tokens=micro_tokens,
+            position=0,
+            total=self.steps,
+            ranks=ranks,
+        )
+
+    def padding(self, batching: str, micro_tokens: int) -> float:
+        """How many positions are computed for each token: 1 without padding."""
+        if batching == "pack":
+            return 1.0  # but for the rest of a row, which is cut
+        steps = self.order.epoch(0)
+        area = tokens = 0
+        for place in np.linspace(0, len(steps) - 1, min(SAMPLED, len(steps))).round().astype(int):
+            lengths: Sequence[int] = self.order.lengths[steps[place]].tolist()
+            tokens += sum(lengths)
+            area += sum(one.area for own in arranged(lengths, batching, micro_tokens, 1) for one in own)
+        return area / tokens

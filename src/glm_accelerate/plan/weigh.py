@@ -1,0 +1,157 @@
+"""A run's memory weighed against its device: what the plan chooses by itself, and what a person could choose.
+
+A run that does not fit is refused before its model is loaded, with the words that make it fit.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from glm_accelerate.config.amount import write_amount
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.plan.cost import Speed, run_flops, speed_of
+from glm_accelerate.plan.fit import Room, room_of
+from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.plan.ladder import Found, Ladder
+from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
+from glm_accelerate.plan.passes import Load
+from glm_accelerate.plan.run_plan import Memory
+from glm_accelerate.runtime.errors import UserError
+
+STAND_IN = Speed(1e14, 1e12, "")  # of a device of which only the memory is known: times compare, and no more
+PLAIN = re.compile(r"[\w@%+=:,./-]+")  # what every shell takes as it stands
+MARGIN = 1.1  # of what is predicted, to go on anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A run on its device. `found` is what the plan chose of all that the config leaves to it."""
+
+    ladder: Ladder
+    levers: tuple[Lever, ...]
+    setting: Setting
+    found: Found
+    room: Room
+    speed: Speed | None
+
+    @property
+    def memory(self) -> Memory:
+        found, room = self.found, self.room
+        return Memory(found.estimate.items, found.estimate.phase, found.needed, room.bytes, room.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A change with all those above it: what it comes to, and how much longer the run takes."""
+
+    override: str
+    why: str
+    bytes: int
+    times: float  # as long as planned
+    wanted: bool  # belongs to the cheapest change that suffices
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """For a run that does not fit. `overrides` is the cheapest change that makes it fit, if any does."""
+
+    taken: tuple[str, ...]  # rungs on which the run stands already
+    rungs: tuple[Rung, ...]
+    overrides: tuple[str, ...] | None
+    bytes: int  # needed with them; without any that suffices, the least that the ladder reaches
+    times: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Of a run, and from what it follows."""
+
+    seconds: float | None  # None: nothing is known of the device's speed
+    flops: float  # that the mathematics needs
+    tokens: float
+    why: str
+
+
+def weigh(config: RunConfig, setting: Setting, load: Load, hardware: Hardware) -> Weighed:
+    """Of the settings that the config leaves open, the fastest that fits; if none does, the smallest."""
+    room = room_of(config, hardware, setting.job.ranks)
+    speed = speed_of(hardware, setting.job.compute)
+    ladder = Ladder(load, load.work(), speed or STAND_IN, room.bytes, setting.micro_tokens)
+    every = levers(config, setting, load.longest)
+    own = [up_to(lever, ITSELF) for lever in every]
+    found = ladder.judge(setting, [lever[0] for lever in own])  # the least effort is the fastest
+    if found.needed > room.bytes:
+        found = ladder.cheapest(setting, own, most=ITSELF) or ladder.least(setting, own)
+    return Weighed(ladder, every, setting, found, room, speed)
+
+
+def advise(weighed: Weighed) -> Advice:
+    """The ladder, and where on it the run fits."""
+    ladder, planned = weighed.ladder, weighed.found.seconds
+    best = ladder.cheapest(weighed.setting, weighed.levers)
+    wanted = set(best.typed) if best is not None else set[str]()
+    rungs = tuple(
+        Rung(
+            " ".join(option.typed),
+            option.why,
+            found.needed,
+            found.seconds / planned,
+            set(option.typed) <= wanted,
+        )
+        for option, found in ladder.rungs(weighed.setting, weighed.levers)
+    )
+    reached = best or ladder.least(weighed.setting, weighed.levers)
+    return Advice(
+        _taken(weighed.found.setting),
+        rungs,
+        best.typed if best is not None else None,
+        reached.needed,
+        reached.seconds / planned,
+        reached.seconds if weighed.speed is not None else None,
+    )
+
+
+def _taken(setting: Setting) -> tuple[str, ...]:
+    recompute = ("memory.recompute=blocks",) if setting.job.recompute != "off" else ()
+    packed = ("data.batching=pack",) if setting.batching == "pack" else ()
+    return (*packed, "a chunked loss", *recompute, f"train.micro_tokens={setting.micro_tokens}")
+
+
+def duration(weighed: Weighed, tokens_per_second: float | None = None) -> Duration:
+    """By what is assumed of the device, or by what `bench step` measured on one."""
+    ladder, job = weighed.ladder, weighed.found.setting.job
+    flops, tokens = run_flops(job, ladder.work), ladder.work.tokens
+    if tokens_per_second is not None:
+        said = f"{tokens_per_second:,.0f} tokens/s, as measured"
+        return Duration(tokens / tokens_per_second / job.ranks, flops, tokens, said)
+    if weighed.speed is None:
+        return Duration(None, flops, tokens, "nothing is known of this device's speed: name it")
+    return Duration(weighed.found.seconds, flops, tokens, weighed.speed.why)
+
+
+def require_room(weighed: Weighed) -> None:
+    """Raises a UserError with the cure, if the run does not fit."""
+    memory = weighed.memory
+    if memory.fits:
+        return
+    advice, needed = advise(weighed), memory.needed
+    anyway = f"memory.limit={-(-int(needed * MARGIN) // 2**20)}MiB to try it anyway"
+    if advice.overrides is None:
+        cure = f"nothing here makes it fit: the least is {write_amount(advice.bytes)}; {anyway}"
+    else:
+        cure = f"{typed(advice.overrides, 'train')} needs {write_amount(advice.bytes)}; or {anyway}"
+    what = f"a step needs {write_amount(needed)}, {write_amount(memory.room)} are {memory.room_why}"
+    raise UserError(f"does not fit: {what}", cure=cure)
+
+
+def typed(overrides: tuple[str, ...], verb: str) -> str:
+    """As they are typed behind a verb, which alone has a name for more devices."""
+    words = " ".join(overrides).split()
+    words = ["--nproc" if word == "--gpus" and verb == "train" else word for word in words]
+    return " ".join(map(quoted, words))
+
+
+def quoted(word: str) -> str:
+    """For a shell; letters of any language need no quotes."""
+    return word if PLAIN.fullmatch(word) else shlex.quote(word)

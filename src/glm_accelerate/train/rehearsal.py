@@ -1,0 +1,52 @@
+"""A run's largest passes before its first step: found, gone through as they will be trained, forgotten."""
+
+from torch.optim import Optimizer
+
+from glm_accelerate.data.largest import find_largest, largest_steps
+from glm_accelerate.data.types import Step
+from glm_accelerate.memory.static import make_moments, rehearse, shapes_worth
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.observe.events import Events
+from glm_accelerate.optim.fused_backward import FusedBackward
+from glm_accelerate.optim.host import HostOptimizer
+from glm_accelerate.parallel.shard import free
+from glm_accelerate.plan.resolve import order_of
+from glm_accelerate.train.settle import Settled
+from glm_accelerate.train.state import Progress
+from glm_accelerate.train.step import forward_backward
+
+
+def rehearsal(
+    settled: Settled,
+    model: Decoder,
+    optimizer: Optimizer,
+    progress: Progress,
+    events: Events,
+    fused: FusedBackward | None,
+) -> None:
+    """What does not fit is a user's error now, instead of one of the machine's in some hours."""
+    config, plan, ranks, train = settled.config, settled.plan, settled.ranks, settled.inputs.train
+    device = model.embed.device
+    ranks.doing.phase = "rehearsing"
+    found = find_largest(
+        order_of(settled.inputs, config, plan.step_samples),
+        train.targets,
+        batching=config.data.batching,
+        micro_tokens=plan.micro_tokens,
+        position=progress.position,
+        total=plan.steps,
+        ranks=ranks.count,
+        shapes=shapes_worth(plan.steps - progress.position, device),
+    )
+
+    def gradients(step: Step) -> None:
+        if fused is not None:
+            fused.sound = False  # gradients are let go as they come, and move nothing
+        together, offload = ranks.count > 1, "activations" in plan.offload
+        forward_backward(model, step, device, together=together, offload=offload)
+
+    make_moments(optimizer.inner if isinstance(optimizer, HostOptimizer) else optimizer)
+    done = rehearse(largest_steps(train, found), optimizer, gradients, device)
+    free(model)
+    events.emit("decision", {"step": progress.position, "said": done.said})
+    ranks.doing.phase = "training"

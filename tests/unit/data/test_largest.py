@@ -1,0 +1,135 @@
+"""The largest passes, found from lengths, against every pass that the pipeline really makes."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from glm_accelerate.data.largest import Largest, find_largest, largest_steps
+from glm_accelerate.data.order import Order
+from glm_accelerate.data.pack import ARRANGE, widest_for
+from glm_accelerate.data.pipeline import steps
+from glm_accelerate.data.types import IGNORED, Place, Sample
+
+
+@dataclass(frozen=True)
+class Made:
+    """Samples of long-tailed lengths, a third of whose tokens are learnt."""
+
+    lengths: np.ndarray
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, number: int) -> Sample:
+        draw = np.random.default_rng([self.seed, number])
+        length = int(self.lengths[number])
+        targets = draw.random(length) < 1 / 3
+        return Sample(draw.integers(0, 99, length).astype(np.int32), targets, Place("made", number + 1))
+
+    @property
+    def targets(self) -> np.ndarray:
+        return np.array([self[number].targets.sum() for number in range(len(self))], np.int32)
+
+
+def made(seed: int, count: int = 60) -> Made:
+    drawn = np.random.default_rng(seed).lognormal(4.5, 1.0, count)
+    return Made(np.clip(drawn, 3, 700).astype(np.int32), seed)
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])
+@pytest.mark.parametrize("micro_tokens", [100, 512, 4096])
+@pytest.mark.parametrize(("step_samples", "step_tokens"), [(1, None), (7, None), (None, 900)])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_no_pass_of_the_run_is_larger(
+    batching: str, micro_tokens: int, step_samples: int | None, step_tokens: int | None, ranks: int
+) -> None:
+    samples = made(seed=micro_tokens + ranks)
+    order = Order(samples.lengths, ((0, len(samples), 1.0),), 3, step_samples, step_tokens)
+    total, position = 2 * len(order.epoch(0)) - 1, 2
+    told = {"batching": batching, "micro_tokens": micro_tokens, "position": position, "total": total}
+    found = find_largest(order, samples.targets, **told, ranks=ranks)
+    passes = [
+        (step.number, len(step.batches), batch)
+        for rank in range(ranks)
+        for step in steps(samples, order, **told, rank=rank, ranks=ranks)
+        for batch in step.batches
+    ]
+    assert found.positions == max(batch.tokens_RT.size for *_, batch in passes)
+    assert found.several == (max(count for _, count, _ in passes) > 1)
+    assert found.targets >= max(batch.targets for *_, batch in passes)
+    after = order.steps_from(position)
+    drawn = [next(after)[2] for _ in range(total - position)]
+    assert found.longest == max(int(samples.lengths[each].max()) for each in drawn)
+
+    rehearsed = largest_steps(samples, found)
+    widest = max(rehearsed, key=lambda step: step.batches[0].tokens_RT.size)
+    assert any(
+        step.number == widest.number and batch.tokens_RT.size == found.positions
+        for step in rehearsed
+        for batch in step.batches
+    )
+    real = {(number, batch.tokens_RT.tobytes()) for number, _, batch in passes}
+    for step in rehearsed:
+        assert len(step.batches) == (2 if found.several else 1)
+        assert step.targets == sum(batch.targets for batch in step.batches) > 0
+        for batch in step.batches:
+            assert (step.number, batch.tokens_RT.tobytes()) in real
+            assert batch.targets == min(found.targets, batch.tokens_RT.size)
+            assert batch.targets == (batch.labels_RT != IGNORED).sum()
+    assert max(len(samples[number]) for step in rehearsed for number in step.numbers) == found.longest
+
+
+def shapes_of(
+    samples: Made, order: Order, batching: str, wanted: int
+) -> tuple[set[tuple[int, int]], Largest]:
+    """All shapes that the pipeline makes, and what was found."""
+    told = {"batching": batching, "micro_tokens": 512, "position": 0, "total": len(order.epoch(0))}
+    made = {batch.tokens_RT.shape for step in steps(samples, order, **told) for batch in step.batches}
+    return made, find_largest(order, samples.targets, **told, shapes=wanted)
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])
+def test_every_shape_is_found_if_there_are_few(batching: str) -> None:
+    samples = made(seed=4)
+    order = Order(samples.lengths, ((0, 60, 1.0),), 0, step_samples=5)
+    real, found = shapes_of(samples, order, batching, wanted=100)
+    areas = [one.arrangement.area for one in found.shapes]
+    assert areas == sorted(areas, reverse=True)
+    assert len(found.shapes) == len(real)
+    assert {(len(one.arrangement.rows), one.arrangement.width) for one in found.shapes} == real
+    rehearsed = largest_steps(samples, found)
+    assert {batch.tokens_RT.shape for step in rehearsed for batch in step.batches} == real
+    assert max(step.batches[0].tokens_RT.size for step in rehearsed[-2:]) == found.positions
+
+    _, few = shapes_of(samples, order, batching, wanted=len(real) - 1)
+    assert few.shapes == ()
+    assert few.passes == found.passes
+    assert (few.positions, few.targets, few.several) == (found.positions, found.targets, found.several)
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])
+@pytest.mark.parametrize("capacity", [64, 100, 1000, 1024])
+def test_the_bound_of_a_pass_holds(batching: str, capacity: int) -> None:
+    for seed in range(40):
+        lengths = made(seed, count=1 + seed % 9).lengths.tolist()
+        most = max(arrangement.area for arrangement in ARRANGE[batching](lengths, capacity))
+        assert most <= widest_for(max(lengths), capacity)
+
+
+def test_what_is_added_to_the_labels_is_only_where_nothing_was_learnt() -> None:
+    samples = made(seed=1, count=6)
+    order = Order(samples.lengths, ((0, 6, 1.0),), 0, step_samples=2)
+    found = find_largest(order, samples.targets, batching="pack", micro_tokens=64, position=0, total=3)
+    for step in largest_steps(samples, found):
+        taken = [samples[number] for number in step.numbers]
+        plain = next(one for one in found.passes if one.step == step.number).arrangement
+        for batch in step.batches:
+            (row,) = plain.rows
+            learnt = np.concatenate([taken[index].targets[1:] for index in row])
+            starts = np.cumsum([0, *(len(taken[index]) for index in row)])
+            places = np.concatenate([np.arange(a, b - 1) for a, b in pairwise(starts)])[learnt]
+            following = np.concatenate([taken[index].tokens[1:] for index in row])[learnt]
+            assert (batch.labels_RT[0, places] == following).all()

@@ -1,0 +1,57 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glm_accelerate.data.order import Order
+from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.weights import weights_of
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan.cost import Speed, Work, run_flops, run_seconds, trained_weights
+from glm_accelerate.plan.flops import Trained, pairs, step_flops
+from glm_accelerate.plan.passes import Load
+
+NINE = Sizes(151552, 4096, 13696, 40, 32, 2, 128, 1e-5, 1e4, 64, True, 131072, sandwich=True)
+WORK = Work(tokens=1e7, pairs=1e10, targets=5e6, steps=100)
+CARD = Speed(4e14, 3e12, "")
+
+
+def seconds(**changes: object) -> float:
+    job = Job(NINE, device="cuda", form="triton", pass_tokens=8192)
+    return run_seconds(replace(job, **changes), WORK, CARD)
+
+
+def test_what_saves_memory_takes_time_as_it_should() -> None:
+    plain = seconds()
+    assert 1.3 < seconds(recompute="blocks") / plain < 1.55  # 4N becomes 6N, but for the head
+    assert 1.2 < seconds(method="full", recompute="blocks") / seconds(method="full") < 1.4
+    assert plain < seconds(base="nf4") < 1.3 * plain
+    assert plain < seconds(pass_tokens=512)
+    assert seconds(pass_tokens=256, offload=frozenset({"weights"})) > 2 * plain
+    assert seconds(method="full", offload=frozenset({"optimizer"})) > seconds(method="full")
+    assert seconds(ranks=2) < plain
+    assert seconds(ranks=2, shards=2) >= seconds(ranks=2)
+
+
+def test_a_run_is_its_steps() -> None:
+    lengths = [100, 200, 300]
+    work = Work(600.0, pairs(lengths), 300.0, 1)
+    assert run_flops(Job(NINE, method="full"), work) == step_flops(NINE, Trained("full"), lengths, 300)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "prefix", "freeze"])
+def test_what_trains_is_counted_as_the_estimate_does(method: str) -> None:
+    job = Job(NINE, method=method)
+    counted = sum(weight.part(1) for weight in weights_of(job) if weight.trains)
+    assert trained_weights(job) == pytest.approx(counted, rel=0.01)
+
+
+def test_padding_is_counted_in_positions() -> None:
+    lengths = np.array([64, 128, 256, 512] * 8, dtype=np.int32)
+    order = Order(lengths, ((0, 32, 1.0),), 0, step_samples=8)
+    load = Load(order, lengths // 2, steps=8, steps_per_epoch=4)
+    assert load.padding("pack", 1024) == 1
+    assert 1 <= load.padding("bucket", 1024) < load.padding("pad", 1024) < 8
+    assert load.longest == 512
+    assert load.work().tokens == 2 * lengths.sum()
+    assert load.largest("pack", 1024, 1).positions == 1024
