@@ -43,6 +43,7 @@ class Case:
 CASES = (
     Case("lora-4096", "LoRA, packed rows of 4,096 tokens", 4096, 32, 4),
     Case("lora-6000", "LoRA, 3,500 tokens in and 2,500 out", 6016, 4, 1, fixed=(3500, 2500)),
+    Case("lora-1024", "LoRA, one sample of 1,024 tokens a step", 1024, 1, 1, fixed=(512, 512)),
     Case("qlora", "QLoRA (nf4), packed rows of 4,096 tokens", 4096, 32, 4, base="nf4"),
     Case(
         "full",

@@ -21,11 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.types import IGNORED, Batch, Step
+from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.ranks import Ranks, joined
@@ -140,7 +142,8 @@ def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optim
     base = "float32" if job.method == "full" else job.rest if job.base in ("nf4", "int8", "fp8") else job.base
     with torch.device("meta"):
         model = Decoder(job.sizes, Origin("chatglm" if job.sizes.fused_qkv else "glm4", {}, ""))
-    model = model.to(getattr(torch, base)).to_empty(device=device)
+    away = "optimizer" in job.offload  # whose weights come to the device from the host
+    model = model.to(getattr(torch, base)).to_empty(device="cpu" if away else device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1.0)
@@ -152,10 +155,19 @@ def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optim
     if job.shards > 1:
         shard(model, list(model.layers), ["hidden"], make_mesh(device, job.ranks, job.shards))
     bind_operators(model, compiled=job.form in ("native", "compiled"))
-    assert model.form == job.form, f"{model.form} here, {job.form} was asked for"
     section = OptimSection(name=job.optimizer)  # pyright: ignore[reportArgumentType]
-    optimizer = build_optimizer(model.named_parameters(), section, native=model.form == "native")
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        section,
+        native=model.form == "native" or (away and native_library() is None),
+        host=device if away else None,
+        compute=model.compute if away else None,
+    )
+    if away:
+        model.to(device)
+        bind_operators(model, compiled=job.form in ("native", "compiled"))
     keep_copies(optimizer, model)
+    assert model.form == job.form, f"{model.form} here, {job.form} was asked for"
     return model.train(), optimizer
 
 
@@ -177,7 +189,20 @@ def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, 
     batches = tuple(_batch(job) for _ in range(job.passes))
     targets = job.learnt * job.passes * job.ranks
     step = Step(1, 0, batches, (), job.pass_tokens * job.passes, targets)
-    outcome = update(model, optimizer, step, device, learning_rate=1e-4, limit=1.0, ranks=ranks)
+    fused = FusedBackward(optimizer, model.parameters()) if job.fuse_update else None
+    outcome = update(
+        model,
+        optimizer,
+        step,
+        device,
+        learning_rate=1e-4,
+        limit=0.0 if job.fuse_update else 1.0,
+        ranks=ranks,
+        offload="activations" in job.offload,
+        fused=fused,
+    )
+    if fused is not None:
+        fused.close()
     assert outcome.applied
 
 

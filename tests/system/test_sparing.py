@@ -1,5 +1,6 @@
 """A run that fits only if something is recomputed recomputes no more than it must, and learns the same."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import ground_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.train.run import train
+from glm_accelerate.train.settle import Start
 
 
 def planned(config: RunConfig, *words: str) -> RunPlan:
@@ -44,3 +46,13 @@ def test_between_all_and_nothing(tiny_run: dict[str, Any], tmp_path: Path) -> No
     assert 0 <= float(share.removesuffix("%")) < 100
     plain, sparing = weights(tmp_path / "plain"), weights(tmp_path / "sparing")
     assert [name for name in plain if not torch.equal(plain[name], sparing[name])] == []
+
+
+def test_a_run_goes_on_in_the_passes_that_it_began_with(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever memory is free by then."""
+    config, run = RunConfig.model_validate(tiny_run), tmp_path / "run"
+    train(override(config, ["train.micro_tokens=128"]), run, stop_after=5)
+    assert planned(config).micro_tokens != 128
+    assert train(config, run, start=Start(accept=frozenset({"config"}))).done
+    assert json.loads((run / "plan.json").read_text())["micro_tokens"] == 128
+    assert not [event for event in read_events(run / "events.jsonl") if event["kind"] == "warning"]

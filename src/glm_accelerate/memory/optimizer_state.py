@@ -36,8 +36,6 @@ def update_bytes(job: Job) -> int:
     if job.optimizer == "adafactor":
         if job.fuse_update:
             return max(sizes, default=0)
-        if job.device == "cuda":  # torch makes the updates of all weights at once
-            return sum(sizes)
         return max(map(sum, pairwise([0, *sizes])))  # one lives until the next is there
     # Both moments of one weight, wide: measured on a CPU, where torchao's compiled update takes just that.
     return 2 * max(sizes, default=0) if job.optimizer == "adamw8bit" else 0

@@ -43,7 +43,8 @@ def build_optimizer(
 def _make(section: "OptimSection", native: bool, groups: list[dict[str, Any]]) -> Optimizer:
     """By name. Of AdamW, the fastest that takes these weights."""
     if section.name == "adafactor":
-        return Adafactor(groups, lr=section.learning_rate, beta2_decay=-0.8)
+        # Not all updates at once, as torch has it on a GPU: they would take the room of all gradients again.
+        return Adafactor(groups, lr=section.learning_rate, beta2_decay=-0.8, foreach=False)
     rule: dict[str, Any] = {"lr": section.learning_rate, "betas": section.betas, "eps": section.epsilon}
     if section.name == "adamw8bit":
         return adamw_8bit(groups, **rule)

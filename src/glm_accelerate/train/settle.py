@@ -11,6 +11,7 @@ from glm_accelerate.checkpoint.find import candidates, resolve_path
 from glm_accelerate.checkpoint.load import INIT_FROM
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.adapt.files import is_adapter
@@ -22,6 +23,7 @@ from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import Ground, fitting_plan
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.env import launched
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.directory import Choice, choose_start, keep_config
 from glm_accelerate.train.fingerprints import fingerprints
 from glm_accelerate.train.mismatch import check
@@ -69,7 +71,11 @@ def settle(
     inputs = open_inputs(config.data, model_dir)
 
     def make_plan() -> dict[str, Any]:
-        return asdict(fitting_plan(config, Ground(family, sizes, inputs, detect(), ranks.count)))
+        ground = Ground(family, sizes, inputs, detect(), ranks.count)
+        try:
+            return asdict(fitting_plan(_in_passes_as_before(config, directory, choice), ground))
+        except UserError:
+            return asdict(fitting_plan(config, ground))
 
     plan = RunPlan.from_json(ranks.decide(make_plan))
 
@@ -83,6 +89,17 @@ def settle(
 
     prints = ranks.decide(record)
     return Settled(config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs, plan, prints)
+
+
+def _in_passes_as_before(config: RunConfig, directory: Path, choice: Choice) -> RunConfig:
+    """Passes decide in which order numbers are summed: where the config leaves them open, a run goes on with
+    those that it began with, however much memory is free today.
+    """
+    path = directory / "plan.json"
+    if not choice.paths or config.train.micro_tokens != "auto" or not path.is_file():
+        return config
+    micro_tokens = json.loads(path.read_text(encoding="utf-8"))["micro_tokens"]
+    return override(config, [f"train.micro_tokens={micro_tokens}"])
 
 
 def _begin(config: RunConfig, directory: Path, start: Start, ranks: Ranks) -> tuple[Choice, int, str]:

@@ -1,0 +1,53 @@
+"""What steps of GLM-4-9B need at the most, beside what the plan foretells: every way to make it fit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.gpu.finding import Finding
+from benchmarks.memory.cases import PREDICTED, SMALL
+from benchmarks.memory.tracked import measure
+from glm_accelerate.kernels.attention_path import facts_of
+from glm_accelerate.kernels.choose import choose_form
+from glm_accelerate.memory.estimate import estimate
+from glm_accelerate.memory.job import Job
+from glm_accelerate.plan.hardware import host_memory
+
+WITHIN = 0.05
+LITTLE = replace(SMALL, width=128, mlp_width=432, layers=2, heads=2, kv_heads=1, vocabulary=512)
+
+
+def fits(device: torch.device, tiny: bool) -> Iterator[Finding]:
+    """One finding a configuration: bytes that tensors take, foretold and counted."""
+    form = choose_form(facts_of(device), torch.bfloat16, compiled=False)[0]
+    for name, (asked, target) in PREDICTED.items():
+        if asked.ranks > 1:
+            continue
+        job = replace(_little(asked) if tiny else asked, device=device.type, form=form)
+        found = estimate(job)
+        figures: dict[str, object] = {
+            "predicted": found.allocated,
+            "predicted, with what is assumed": found.peak,
+            "asked for": target,
+        }
+        free = host_memory()[1]
+        if found.host > free:
+            left_out = f"needs {found.host / 1e9:.0f} GB of host memory, {free / 1e9:.0f} are free"
+            yield Finding(f"memory, {name}", None, figures | {"left out": left_out})
+            continue
+        try:
+            with TemporaryDirectory() as folder:
+                figures["measured"] = most = measure(job, Path(folder))
+            apart = most / found.allocated - 1
+            yield Finding(f"memory, {name}", abs(apart) <= WITHIN, figures | {"apart": apart})
+        except torch.OutOfMemoryError as error:
+            yield Finding(f"memory, {name}", None, figures | {"out of memory": str(error).split(". ")[0]})
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _little(job: Job) -> Job:
+    return replace(job, sizes=LITTLE, pass_tokens=256, longest=256, learnt=256)
