@@ -115,6 +115,8 @@ def take_step(made: Ready) -> Taken:
         learning_rate=run.config.optim.learning_rate,
         limit=run.config.optim.clip,
         scale=run.progress.scale.value if run.progress.scale is not None else 1.0,
+        offload="activations" in run.plan.offload,
+        fused=run.fused,
     )
     run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
     if run.device.type == "cuda":

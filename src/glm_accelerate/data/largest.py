@@ -83,12 +83,14 @@ def find_largest(
 
 def largest_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:
     """Steps that need at least what any of the run does. In the second pass of a step gradients are there
-    already, so where there are such passes each of these has two. Where each shape leaves something behind,
-    the largest come again, beside all of that.
+    already, so where there are such passes each of these has two.
     """
-    largest = tuple(_step(samples, one, found.targets, 1 + found.several) for one in found.passes)
-    shapes = tuple(_step(samples, one, found.targets, 1) for one in found.shapes)
-    return largest + shapes + (largest if shapes else ())
+    return tuple(_step(samples, one, found.targets, 1 + found.several) for one in found.passes)
+
+
+def shape_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:
+    """A step of one pass for each shape."""
+    return tuple(_step(samples, one, found.targets, 1) for one in found.shapes)
 
 
 def _step(samples: Samples, one: Pass, targets: int, times: int) -> Step:

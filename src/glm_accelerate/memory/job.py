@@ -73,6 +73,11 @@ class Estimate:
         return self.total("host")
 
     @property
+    def spared(self) -> int:
+        """Of the host's, what a save does without where memory is short (train/saver.py)."""
+        return sum(item.bytes for item in self.items if item.what in ("staging", "writer"))
+
+    @property
     def disk(self) -> int:
         """Of the run."""
         return self.total("disk")

@@ -21,7 +21,15 @@ SHARE = 0.1  # on other devices
 NAMED = 3  # of the others at most
 MIB = 1 << 20
 PATIENCE = 10.0  # seconds for nvidia-smi to answer
-SAID_ON_CPU = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
+# In errors that have no type of their own: of torch's CPU allocator, of CUDA beside torch's, of C++.
+SAID = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "bad_alloc",
+)
 QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
 PROCESSES = Path("/proc")
 
@@ -71,7 +79,7 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error says that there was no memory left, on a device or the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID_ON_CPU)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
 
 
 def crowded(holders: Sequence[Holder], device: str, whole: int) -> str | None:

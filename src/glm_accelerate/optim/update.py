@@ -20,7 +20,7 @@ def gradient_norm(optimizer: Optimizer, scale: float = 1.0) -> Tensor:
     gradients = _gradients(optimizer)
     if isinstance(optimizer, HostOptimizer) and not all(map(_plain, gradients)):  # summed in float32
         return torch.stack([vector_norm(each, dtype=torch.float32) for each in gradients]).norm() / scale
-    if isinstance(optimizer, OnePassAdamW):
+    if gradients and isinstance(optimizer, OnePassAdamW):
         return torch.tensor(torch.ops.glm_accelerate.squares(gradients)).sqrt() / scale
     return _total_norm(gradients) / scale
 

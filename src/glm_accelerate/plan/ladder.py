@@ -176,8 +176,10 @@ class Ladder:
 
 
 def _needed(job: Job, found: Estimate) -> int:
-    """Bytes of the device; on a CPU of the host, whose memory that is."""
-    return found.peak + (found.host if job.device == "cpu" else 0)
+    """Bytes of the device; on a CPU of the host, whose memory that is, but for what saving does without where
+    memory is short (train/saver.py).
+    """
+    return found.peak + (found.host - found.spared if job.device == "cpu" else 0)
 
 
 def _said(lever: Lever) -> list[Option | None]:

@@ -24,7 +24,7 @@ from glm_accelerate.plan.fit import Settled, setting_of
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Reason, RunPlan
-from glm_accelerate.plan.weigh import Weighed, require_room, weigh
+from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
 from glm_accelerate.runtime.errors import UserError
 
 DEFAULT_STEP_SAMPLES = 16
@@ -75,6 +75,7 @@ def fitting_plan(config: RunConfig, ground: Ground) -> RunPlan:
     """The plan of a run that fits its device; a UserError has the cure for one that does not."""
     plan, weighed = plan_and_weigh(config, ground)
     require_room(weighed)
+    require_host(weighed, ground.hardware)
     return plan
 
 
@@ -144,6 +145,11 @@ def _refuse(config: RunConfig, settled: Settled, job: Job) -> None:
         ranks=settled.ranks,
         shards=job.shards,
     )
+    if job.fuse_update and job.passes > 1:
+        raise UserError(
+            "some step has several passes, and memory.fuse_update frees gradients after one",
+            cure="memory.fuse_update=off, fewer samples a step, or a larger train.micro_tokens",
+        )
 
 
 def _spare(config: RunConfig, weighed: Weighed) -> int:

@@ -83,7 +83,7 @@ class RunPlan:
     @property
     def sparing(self) -> str:
         """What is typed to go on with less memory and the same numbers, after a run has run out of it."""
-        if not self.recompute:
+        if not self.recompute or self.spare_bytes:
             return "memory.recompute=blocks"
         if self.micro_tokens > LEAST_MICRO:
             return (

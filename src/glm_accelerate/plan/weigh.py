@@ -145,6 +145,19 @@ def require_room(weighed: Weighed) -> None:
     raise UserError(f"does not fit: {what}", cure=cure)
 
 
+def require_host(weighed: Weighed, hardware: Hardware) -> None:
+    """What is moved off a device has to have room on its host."""
+    job, found = weighed.found.setting.job, weighed.found.estimate
+    ranks = min(job.ranks, hardware.count)  # on one host
+    needed = ranks * (found.host - found.spared)
+    if hardware.device != "cpu" and needed > hardware.host_bytes:
+        has = write_amount(hardware.host_bytes)
+        raise UserError(
+            f"does not fit: {ranks} ranks need {write_amount(needed)} of host memory, there are {has}",
+            cure="less in memory.offload, or a smaller adapt.base",
+        )
+
+
 def typed(overrides: tuple[str, ...], verb: str) -> str:
     """As they are typed behind a verb, which alone has a name for more devices."""
     words = " ".join(overrides).split()

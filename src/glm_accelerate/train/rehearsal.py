@@ -1,9 +1,14 @@
 """A run's largest passes before its first step: found, gone through as they will be trained, forgotten."""
 
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+
+from torch import nn
 from torch.optim import Optimizer
 
-from glm_accelerate.data.largest import find_largest, largest_steps
+from glm_accelerate.data.largest import find_largest, largest_steps, shape_steps
 from glm_accelerate.data.types import Step
+from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.memory.static import make_moments, rehearse, shapes_worth
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Events
@@ -11,6 +16,7 @@ from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.settle import Settled
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import forward_backward
@@ -45,8 +51,34 @@ def rehearsal(
         together, offload = ranks.count > 1, "activations" in plan.offload
         forward_backward(model, step, device, together=together, offload=offload)
 
-    make_moments(optimizer.inner if isinstance(optimizer, HostOptimizer) else optimizer)
-    done = rehearse(largest_steps(train, found), optimizer, gradients, device)
+    try:
+        make_moments(optimizer.inner if isinstance(optimizer, HostOptimizer) else optimizer)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        cure = "optim.name=adamw8bit, memory.offload=[optimizer], or adapt.method=lora"
+        raise UserError("out of memory: the optimizer's moments do not fit", cure=cure) from error
+    largest, shapes = largest_steps(train, found), shape_steps(train, found)
+    passes = [*largest, *shapes, *(largest if shapes else ())]  # the largest again, beside what shapes leave
+    one_is_all = model.prefix is None and plan.shards == 1 and not plan.offload
+
+    def through(step: Step) -> None:
+        alone = one_is_all and any(step is one for one in shapes)
+        with _last_block_alone(model) if alone else nullcontext():
+            gradients(step)
+
+    done = rehearse(passes, optimizer, through, device)
     free(model)
     events.emit("decision", {"step": progress.position, "said": done.said})
     ranks.doing.phase = "training"
+
+
+@contextmanager
+def _last_block_alone(model: Decoder) -> Generator[None, None, None]:
+    """What a shape leaves behind is the same for every block."""
+    whole = model.layers
+    model.layers = nn.ModuleList([whole[-1]])
+    try:
+        yield
+    finally:
+        model.layers = whole

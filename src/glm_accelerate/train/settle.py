@@ -73,7 +73,7 @@ def settle(
     def make_plan() -> dict[str, Any]:
         ground = Ground(family, sizes, inputs, detect(), ranks.count)
         try:
-            return asdict(fitting_plan(_in_passes_as_before(config, directory, choice), ground))
+            return asdict(fitting_plan(_as_before(config, directory, choice, ranks.count), ground))
         except UserError:
             return asdict(fitting_plan(config, ground))
 
@@ -91,15 +91,20 @@ def settle(
     return Settled(config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs, plan, prints)
 
 
-def _in_passes_as_before(config: RunConfig, directory: Path, choice: Choice) -> RunConfig:
-    """Passes decide in which order numbers are summed: where the config leaves them open, a run goes on with
-    those that it began with, however much memory is free today.
+def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -> RunConfig:
+    """Passes and divisions decide in which order numbers are summed: where the config leaves them open, a run
+    goes on with those that it began with, however much memory is free today.
     """
     path = directory / "plan.json"
-    if not choice.paths or config.train.micro_tokens != "auto" or not path.is_file():
+    if not choice.paths or choice.foreign or not path.is_file():
         return config
-    micro_tokens = json.loads(path.read_text(encoding="utf-8"))["micro_tokens"]
-    return override(config, [f"train.micro_tokens={micro_tokens}"])
+    then, words = json.loads(path.read_text(encoding="utf-8")), list[str]()
+    passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")
+    if config.train.micro_tokens == "auto" and passes:
+        words.append(f"train.micro_tokens={passes.split()[0]}")
+    if config.parallel.shard == "auto" and then["ranks"] == ranks:
+        words.append(f"parallel.shard={then['shards']}")
+    return override(config, words)
 
 
 def _begin(config: RunConfig, directory: Path, start: Start, ranks: Ranks) -> tuple[Choice, int, str]:

@@ -24,7 +24,8 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, ranks: Ranks) -> str | No
     """Put the plan on the model's blocks; what to say of it. None: the model does as it is told."""
     if not plan.recompute or not plan.spare_bytes:
         return None
-    if plan.shards > 1 or plan.offload or model.prefix is not None:  # blocks that cannot be measured alone
+    if plan.shards > 1 or plan.offload or model.prefix is not None or plan.compute == "float16":
+        # Blocks that cannot be measured alone; in float16 what is between them changes their inputs.
         return None
     found = ranks.decide(lambda: _found(model, plan))
     model.recompute = False

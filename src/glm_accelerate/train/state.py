@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from glm_accelerate.checkpoint.foreign import Foreign
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
+from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.precision import Scale, rescale
-from glm_accelerate.optim.state import load_optimizer_state, optimizer_state, shaped_otherwise
+from glm_accelerate.optim.state import MASTER, load_optimizer_state, optimizer_state, shaped_otherwise
 from glm_accelerate.parallel.part import as_part, local_of, part_of
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
@@ -159,6 +160,10 @@ def restore(
             part = part_of(weights[name], ranks)
             found = source.tensor(OPTIMIZER, key, part.offset, part.local.shape)
             moments[key] = as_part(found.to(part.local.device), weights[name])
+    if isinstance(optimizer, HostOptimizer):  # files may know more digits than the device's weights
+        for name, _, ahead in optimizer.masters(weights.items()):
+            if ahead:
+                moments.setdefault(f"{name}::{MASTER}", source.tensor(WEIGHTS, name))
     load_optimizer_state(optimizer, weights.items(), moments)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Adafactor, AdamW, Optimizer
 
 from glm_accelerate.config.schema import AdaptSection, OptimSection
-from glm_accelerate.data.largest import find_largest, largest_steps
+from glm_accelerate.data.largest import find_largest, largest_steps, shape_steps
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.types import Batch, Place, Sample, Step
 from glm_accelerate.memory.static import Rehearsal, Taken, make_moments, rehearse, shapes_worth, taken
@@ -39,7 +39,8 @@ def largest(taken: list[Sample], micro_tokens: int, shapes: int = 0) -> tuple[St
     targets = np.array([sample.targets.sum() for sample in taken], np.int32)
     order = Order(lengths, ((0, len(taken), 1.0),), 0, step_samples=4)
     told = {"batching": "pack", "micro_tokens": micro_tokens, "position": 0, "total": 3}
-    return largest_steps(taken, find_largest(order, targets, **told, shapes=shapes))
+    found = find_largest(order, targets, **told, shapes=shapes)
+    return largest_steps(taken, found) + shape_steps(taken, found)
 
 
 def trained(directory: Path, method: str, name: str, *, rehearsed: bool) -> dict[str, Tensor]:

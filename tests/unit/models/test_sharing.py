@@ -99,10 +99,11 @@ def test_expanded_it_is_a_plain_model_with_the_same_logits(
     assert len({p.data_ptr() for p in parameters}) == len(parameters)  # nothing lies on anything else
 
 
+@pytest.mark.parametrize("share", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_places_are_made_from_shapes_alone_and_filled(family: str, make_model: Make) -> None:
+def test_places_are_made_from_shapes_alone_and_filled(family: str, share: int, make_model: Make) -> None:
     path = make_model(family)
-    section = AdaptSection(method="full", share_qk=2, keep_energy=0.6)
+    section = AdaptSection(method="full", share_qk=share, keep_energy=0.6)
     model, again = load_model(path), load_model(path)
     adapt(model, section)
     held = weights(model)

@@ -87,6 +87,8 @@ def test_the_norm_is_that_of_all_gradients(threads: int) -> None:
     assert held[0].grad is not None
     held[0].grad[3, 7] = float("nan")
     assert gradient_norm(optimizer).isnan()
+    optimizer.zero_grad()
+    assert gradient_norm(optimizer) == 0  # a step without targets
 
 
 def test_a_run_goes_on_with_either() -> None:

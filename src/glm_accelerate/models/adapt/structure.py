@@ -75,7 +75,8 @@ def restructure(
             "adapt.share_qk and keep_energy begin on a model's weights, not within a stock run",
             cure="a new run with --init-from and what stock exported",
         )
-    share_qk(model, section.share_qk)
+    if section.share_qk > 1:
+        share_qk(model, section.share_qk)
     if section.keep_energy < 1:
         factor(model, section.keep_energy)
 
