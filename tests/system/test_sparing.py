@@ -55,4 +55,5 @@ def test_a_run_goes_on_in_the_passes_that_it_began_with(tiny_run: dict[str, Any]
     assert planned(config).micro_tokens != 128
     assert train(config, run, start=Start(accept=frozenset({"config"}))).done
     assert json.loads((run / "plan.json").read_text())["micro_tokens"] == 128
-    assert not [event for event in read_events(run / "events.jsonl") if event["kind"] == "warning"]
+    said = [event["said"] for event in read_events(run / "events.jsonl") if event["kind"] == "warning"]
+    assert not [words for words in said if "passes" in words]  # nothing is summed in another order

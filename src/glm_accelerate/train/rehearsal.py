@@ -34,6 +34,8 @@ def rehearsal(
     config, plan, ranks, train = settled.config, settled.plan, settled.ranks, settled.inputs.train
     device = model.embed.device
     ranks.doing.phase = "rehearsing"
+    # One block stands for all where blocks are called alike, and none waits for another rank's.
+    alike = model.prefix is None and plan.shards == 1 and not plan.offload
     found = find_largest(
         order_of(settled.inputs, config, plan.step_samples),
         train.targets,
@@ -42,7 +44,7 @@ def rehearsal(
         position=progress.position,
         total=plan.steps,
         ranks=ranks.count,
-        shapes=shapes_worth(plan.steps - progress.position, device),
+        shapes=shapes_worth(plan.steps - progress.position, device) if alike else 0,
     )
 
     def gradients(step: Step) -> None:
@@ -60,11 +62,9 @@ def rehearsal(
         raise UserError("out of memory: the optimizer's moments do not fit", cure=cure) from error
     largest, shapes = largest_steps(train, found), shape_steps(train, found)
     passes = [*largest, *shapes, *(largest if shapes else ())]  # the largest again, beside what shapes leave
-    one_is_all = model.prefix is None and plan.shards == 1 and not plan.offload
 
     def through(step: Step) -> None:
-        alone = one_is_all and any(step is one for one in shapes)
-        with _last_block_alone(model) if alone else nullcontext():
+        with _last_block_alone(model) if any(step is one for one in shapes) else nullcontext():
             gradients(step)
 
     done = rehearse(passes, optimizer, through, device)
