@@ -103,25 +103,24 @@ def test_the_weights_differ_by_what_adam_makes_of_rounding(config: Path, tmp_pat
 
 
 def test_a_killed_rank_costs_no_more_than_an_interval(config: Path, tmp_path: Path) -> None:
-    """Three ranks, dropout on, one killed twice: the job goes on by itself and ends bit-identical."""
-    more = ["adapt.method=lora", "adapt.dropout=0.2", "parallel.shard=full", "train.steps=80"]
+    """Three ranks, dropout on, one killed: the job goes on by itself and ends bit-identical."""
+    more = ["adapt.method=lora", "adapt.dropout=0.2", "parallel.shard=full", "train.steps=40"]
     go(config, tmp_path / "whole", 3, *more)
     run = tmp_path / "killed"
     with subprocess.Popen(
         command(config, run, 3, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as job:
-        for wanted, rank in ((12, 1), (60, 2)):
-            while job.poll() is None and steps_done(run) < wanted:
-                time.sleep(0.01)
-            os.kill(processes(job.pid)[rank], signal.SIGKILL)
+        while job.poll() is None and steps_done(run) < 12:
+            time.sleep(0.01)
+        os.kill(processes(job.pid)[1], signal.SIGKILL)
         said = job.communicate(timeout=50)[0].decode()
     assert job.returncode == 0, said
-    assert len(re.findall(r"launcher: rank \d \(process \d+\) ended by SIGKILL", said)) == 2
+    assert len(re.findall(r"launcher: rank \d \(process \d+\) ended by SIGKILL", said)) == 1
     assert "this is a bug" not in said
     assert same(state(tmp_path / "whole"), state(run))
     assert figures(tmp_path / "whole") == figures(run)
     resumed = [event["step"] for event in read_events(run / "events.jsonl") if event["kind"] == "resume"]
-    assert len(resumed) == 2
+    assert len(resumed) == 1
     assert resumed[0] >= 5
 
 
