@@ -35,6 +35,7 @@ def write_page(out: Path, log: Log, tiny: bool, command: Sequence[str]) -> None:
         *checks(list(found.values())),
         *operators(list(found.values())),
         *training(found),
+        *memory(found),
     ]
     text = "\n".join(parts) + "\n"
     print(text)
@@ -68,6 +69,24 @@ def operators(found: Sequence[Finding]) -> list[str]:
                 f"{each['reference_seconds'] / each['seconds']:.2f} | {each['share_of_bandwidth']:.0%} | "
                 f"{each['error']:.1e} | {each['reference_error']:.1e} |"
             )
+    return lines
+
+
+def memory(found: dict[str, Finding]) -> list[str]:
+    """Foretold beside counted."""
+    rows = [(name, one.figures) for name, one in found.items() if name.startswith("memory, ")]
+    if not rows:
+        return []
+    lines = [
+        "\n## Memory of a step, GB that tensors take\n",
+        "| | foretold | counted | apart | foretold, with what is assumed | asked for, in all |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for name, each in rows:
+        counted = f"{each['measured'] / 1e9:.2f} | {each['apart']:+.1%}" if "measured" in each else "- | -"
+        foretold, whole = each["predicted"] / 1e9, each["predicted, with what is assumed"] / 1e9
+        name = name.removeprefix("memory, ")
+        lines.append(f"| {name} | {foretold:.2f} | {counted} | {whole:.2f} | {each['asked for']} |")
     return lines
 
 

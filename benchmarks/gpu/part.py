@@ -34,6 +34,8 @@ def needed(part: str) -> Sequence[str]:
         return ("transformers",)
     if part == "kernel tables":
         return ("triton",)
+    if part == "fits":
+        return ("pydantic",)  # to be carried where it is missing
     if part.endswith(" stock"):
         return (*STOCK, "bitsandbytes") if part.startswith("qlora") else STOCK
     return ()

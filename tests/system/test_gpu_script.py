@@ -14,7 +14,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINING = ["lora-4096", "lora-6000", "qlora", "full", "lora-all", "fp8"]
+TRAINING = ["lora-4096", "lora-6000", "lora-1024", "qlora", "full", "lora-all", "fp8"]
 Findings = list[dict[str, Any]]
 
 
@@ -94,6 +94,18 @@ def test_the_stock_way_learns_the_same_samples(tmp_path: Path, hidden: Path) -> 
         assert quantized["tokens_per_second"] > 0
     else:
         assert quantized == {"left out": "there is no bitsandbytes"}
+
+
+def test_memory_is_foretold_and_counted(tmp_path: Path) -> None:
+    done, findings = gpu_script(tmp_path / "out", tmp_path, "fits")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(findings) >= 8
+    measured = [finding for finding in findings if "left out" not in finding["figures"]]
+    assert len(measured) >= 7
+    for each in measured:  # on a CPU a host is no other place
+        assert abs(each["figures"]["apart"]) < 0.25 or "on the host" in each["part"]
+    (page,) = (tmp_path / "out").glob("*-gpu-tiny.md")
+    assert "## Memory of a step" in page.read_text()
 
 
 def test_a_part_that_fails_is_written_down_and_the_others_still_run(tmp_path: Path) -> None:
