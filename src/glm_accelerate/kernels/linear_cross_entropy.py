@@ -94,14 +94,14 @@ class _Chunked(torch.autograd.Function):
             total += losses[: count - start].sum()
             if grad_hidden is not None:
                 grad_hidden[start : start + rows] = product(slope, weight, None, native)
-            if wants_weight:
-                part = _wide_product(slope.T, hidden, native)
+            part = _wide_product(slope.T, hidden, native) if wants_weight else None
+            del logits, slope  # before the sum, which makes a float32 copy of a narrower part
+            if part is not None:
                 if grad_weight is not None:
                     grad_weight.add_(part)
                 else:  # one chunk of all rows is not summed
                     grad_weight = part if rows >= len(hidden_SH) else part.to(wide)
-                del part
-            del logits, slope  # the next chunk takes their place
+            del part
         if wants_weight and grad_weight is None:  # no row has a target
             grad_weight = torch.zeros_like(weight_VH, dtype=wide)
         ctx.save_for_backward(None if grad_hidden is None else grad_hidden[:count], grad_weight)

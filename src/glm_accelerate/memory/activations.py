@@ -132,7 +132,8 @@ def _loss(ops: Operators, hidden: Value) -> Value:
     if trains:
         part = head * (WIDE if job.device == "cuda" else item)  # of one chunk; more are summed in float32
         kept, size = part if one else head * WIDE, head * (ops.gradient if ops.copies else trained_size(job))
-        during = max(during - kept, after) if one else max(during, after + part)
+        added = 0 if part == head * WIDE else head * WIDE  # a float32 copy, once slopes are gone
+        during = max(during - kept, after) if one else max(during, part + max(after, added))
         gradients = [Gradient("embedding" if s.tied else "head", size)]
         if kept == size:
             gradients[0].made = Held(ops.tape.room, "gradients", kept)

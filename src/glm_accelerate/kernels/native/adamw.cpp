@@ -2,15 +2,12 @@
 // and clipped on the way; the weights' copies in bfloat16 are written with them.
 
 #include <ATen/Parallel.h>
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <immintrin.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include "lanes.h"

@@ -12,7 +12,6 @@
 
 namespace glm::of_loss {
 
-
 constexpr uint16_t LOWEST = 0xff7f;  // the least that bfloat16 holds: its exponential is nothing
 
 // work(numbers) for each sixteen of a row; the last ones are filled up, and copied back if they may change.

@@ -9,7 +9,6 @@
 
 namespace glm::of_swiglu {
 
-
 uint16_t* bits(const at::Tensor& x) { return reinterpret_cast<uint16_t*>(x.data_ptr<at::BFloat16>()); }
 
 void check(const at::Tensor& x) { TORCH_CHECK(x.is_contiguous() && x.scalar_type() == at::kBFloat16); }
