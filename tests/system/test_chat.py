@@ -84,4 +84,4 @@ def test_a_table_of_what_was_measured(model_dir, tmp_path):
     assert "exact_match" in done.stdout
     said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert [case["prompt"] for case in said] == ["[gMASK]<sop><|user|>\nhello<|assistant|>"] * 2
-    assert said[0]["reference"] == "\nworld"
+    assert "\nworld" in {case["reference"] for case in said}

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.format import read_manifest
+from glm_accelerate.checkpoint.format import Kind, read_manifest
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
 from glm_accelerate.checkpoint.process import WriterEnded, WriterProcess
 from glm_accelerate.checkpoint.staging import Pieces, Staging, in_place, plan
-from glm_accelerate.checkpoint.write import Job, point_at, write
+from glm_accelerate.checkpoint.write import Job, settle, write
 from glm_accelerate.runtime.errors import UserError
 
 GRACE = 5.0  # seconds beyond the limit, so that a writer that waits for other ranks can say so itself
@@ -64,8 +64,10 @@ class Checkpointer:
         codec: str = "none",
         run_id: str = "",
         limit: float = 3600.0,  # seconds that a save may take
+        kind: Kind = "checkpoint",
     ) -> None:
         self._run, self._run_id = run, run_id
+        self._kind: Kind = kind
         self._rank, self._ranks = rank, ranks
         self.codec, self._limit = codec, limit  # another codec counts from the next save on
         self._saves = 0
@@ -135,6 +137,7 @@ class Checkpointer:
             rank=self._rank,
             ranks=self._ranks,
             limit=self._limit,
+            kind=self._kind,
         )
         return Job(meeting, self._run_id, self.codec, save.state, save.fingerprints, save.facts)
 
@@ -187,7 +190,7 @@ class Checkpointer:
             if (
                 manifest.attempt == meeting.attempt
             ):  # it was published, and the writer could not say so any more
-                size = point_at(meeting.target, manifest)
+                size = settle(meeting, manifest)
                 self._land(size, time.perf_counter() - self._flight.began, None)
                 return
         meeting.give_up(reason)

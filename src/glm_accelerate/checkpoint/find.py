@@ -8,10 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_accelerate.checkpoint.format import FOLDER, Damaged, Manifest, read_manifest, step_of, verify
+from glm_accelerate.checkpoint.format import (
+    FOLDER,
+    Damaged,
+    Kind,
+    Manifest,
+    read_manifest,
+    step_of,
+    verify,
+)
 from glm_accelerate.runtime.errors import UserError
 
 POINTER = "latest"
+BEST = "best"  # in a run's directory: which weights are the best ones
 LONGEST_POINTER = 100  # bytes; a full name has fewer
 
 
@@ -82,13 +91,29 @@ def latest(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def resolve_path(path: Path) -> Path:
-    """A checkpoint's directory from its own path or a run's."""
+    """A checkpoint's directory from its own path or a run's: the best by its evaluations, else the newest."""
     if (path / "manifest.json").is_file():
         return path
+    if (best := best_of(path)) is not None:
+        return best
     found = candidates(path)
     if not found.paths:
         raise UserError("no checkpoint here" + "".join(f"; {reason}" for reason in found.reasons), where=path)
     return found.paths[0]
+
+
+def best_of(run: Path) -> Path | None:
+    """The weights that evaluations found best, a checkpoint's or a snapshot's, if they are whole."""
+    try:
+        said = _read_short(run / BEST)
+        folder, _, name = said.partition("/")
+        kind: Kind = "snapshot" if folder == "snapshots" else "checkpoint"
+        if folder != f"{kind}s" or step_of(name, kind) is None:
+            return None
+        check(run / folder / name)
+        return run / folder / name
+    except (OSError, Damaged):
+        return None
 
 
 def _listed(run: Path) -> tuple[list[Path], list[str]]:
@@ -135,11 +160,16 @@ def _about_pointer(newest: Path) -> Iterator[str]:
 
 
 def _read_pointer(pointer: Path) -> str | None:
-    """Only a full name counts, so it never leads outside the directory. A link is not followed."""
-    descriptor = os.open(pointer, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Only a full name counts, so it never leads outside the directory."""
+    name = _read_short(pointer)
+    return name if step_of(name) is not None else None
+
+
+def _read_short(file: Path) -> str:
+    """One line. A link is not followed."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         content = os.read(descriptor, LONGEST_POINTER)
     finally:
         os.close(descriptor)
-    name = content.decode("ascii", "replace").removesuffix("\n")
-    return name if step_of(name) is not None else None
+    return content.decode("ascii", "replace").removesuffix("\n")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from glm_accelerate.runtime.errors import UserError
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # the writer process reads this file and never imports torch
 
 SCHEMA = 2
 FOLDER = "checkpoints"  # in a run's directory
+Kind = Literal["checkpoint", "snapshot"]  # a snapshot has weights only, and nothing goes on from it
 MANIFEST, DIGEST, STATE = "manifest.json", "manifest.sha256", "state.json"
 WEIGHTS, OPTIMIZER = "weights", "optimizer"  # the groups
-NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})", re.ASCII)
+NAME = re.compile(r"(checkpoint|snapshot)-(0|[1-9][0-9]{0,17})", re.ASCII)
 HEADER_LIMIT = 100_000_000  # bytes of a safetensors header, as its own reader has it
 
 # Names of safetensors, what torch calls the same, and the bytes of one item.
@@ -113,10 +114,15 @@ class Manifest:
     schema: int = SCHEMA
 
 
-def step_of(name: str) -> int | None:
+def step_of(name: str, kind: Kind = "checkpoint") -> int | None:
     """The step that a directory's name stands for, if it is a checkpoint's name at all."""
     match = NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[2]) if match and match[1] == kind else None
+
+
+def place(run: Path, kind: Kind, step: int) -> Path:
+    """Where it is published."""
+    return run / f"{kind}s" / f"{kind}-{step}"
 
 
 def file_of(group: str, rank: int, ranks: int) -> str:
@@ -172,7 +178,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise Damaged(
             f"tensors lie in files that it does not name: {min(used - files.keys())!r}", where=directory
         )
-    named = step_of(directory.name)
+    match = NAME.fullmatch(directory.name)
+    named = int(match[2]) if match else None
     if named is not None and named != manifest.step:
         raise Damaged(f"the name says step {named}, the manifest says {manifest.step}", where=directory)
     return manifest

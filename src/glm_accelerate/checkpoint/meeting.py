@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.format import FOLDER
+from glm_accelerate.checkpoint.format import Kind, place
 from glm_accelerate.checkpoint.publish import sync, write_text
 from glm_accelerate.runtime.errors import UserError
 
@@ -36,10 +36,11 @@ class Meeting:
     rank: int
     ranks: int
     limit: float  # seconds to wait for other ranks
+    kind: Kind = "checkpoint"
 
     @property
     def target(self) -> Path:
-        return Path(self.run) / FOLDER / f"checkpoint-{self.step}"
+        return place(Path(self.run), self.kind, self.step)
 
     @property
     def directory(self) -> Path:
@@ -57,7 +58,7 @@ class Meeting:
             raise SaveFailed("it is published already, and is never written again")
         _remove(self.directory)  # of an interrupted save of the same step
         if self.ranks > 1:
-            for word in self.target.parent.glob(".checkpoint-*.failed"):
+            for word in self.target.parent.glob(f".{self.kind}-*.failed"):
                 word.unlink(missing_ok=True)
         self.directory.mkdir(mode=0o700)
 

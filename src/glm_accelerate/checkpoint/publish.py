@@ -44,7 +44,8 @@ def sync(path: Path) -> None:
 
 def sweep(directory: Path) -> None:
     """Remove what interrupted saves left. For the first rank, at the start, with the run's lock."""
-    for pattern in (".checkpoint-*", "..checkpoint-*", f".{LATEST}.*"):
+    kinds = (".checkpoint-*", "..checkpoint-*", ".snapshot-*", "..snapshot-*")
+    for pattern in (*kinds, f".{LATEST}.*"):
         for leftover in directory.glob(pattern):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)

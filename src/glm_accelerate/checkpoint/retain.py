@@ -120,13 +120,19 @@ def delete(run: Path, stale: Iterable[Entry]) -> Retained:
     for entry in stale:
         path = run / FOLDER / f"checkpoint-{entry.step}"
         try:
-            with sole(path) as free:
-                if free:
-                    _delete(path)
-                    deleted.append(entry.step)
+            if drop(path):
+                deleted.append(entry.step)
         except OSError as error:
             failed[entry.step] = f"{error.filename or path}: {error.strerror}"
     return Retained(tuple(deleted), failed)
+
+
+def drop(path: Path) -> bool:
+    """Let one go, unless somebody reads it."""
+    with sole(path) as free:
+        if free:
+            _delete(path)
+    return free
 
 
 def tidy(

@@ -57,7 +57,7 @@ def write(job: Job, parts: Sequence[Part], source: Source) -> int:
             write_synced(directory / name, content)
         sync(directory)
         directory.rename(target)  # from here on it is a checkpoint
-        return point_at(target, manifest)
+        return settle(meeting, manifest)
     except SaveFailed as error:
         meeting.give_up(str(error))
         raise
@@ -70,10 +70,11 @@ def write(job: Job, parts: Sequence[Part], source: Source) -> int:
         raise
 
 
-def point_at(target: Path, manifest: Manifest) -> int:
+def settle(meeting: Meeting, manifest: Manifest) -> int:
     """Let the pointer name what was published, if it is fit to go on from. Returns its bytes."""
+    target = meeting.target
     sync(target.parent)
-    if not manifest.facts.get("nonfinite"):
+    if meeting.kind == "checkpoint" and not manifest.facts.get("nonfinite"):
         write_text(target.with_name(LATEST), target.name + "\n")
     return sum(file.bytes for file in manifest.files.values())
 

@@ -1,6 +1,10 @@
-"""`evaluate PATH --data FILE`: held-out loss and exact answers of any model, as a table."""
+"""`evaluate PATH`: held-out loss and answers of any model, as a table; of a run also beside its training
+(`--follow`) and as a page with a picture (`--report`).
+"""
 
 import argparse
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,83 +12,207 @@ from glm_accelerate.cli import opening
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from glm_accelerate.data.inputs import Inputs
+    import torch
 
-HELP = "Measure a model on held-out conversations: loss, and greedy answers that are exactly right."
+    from glm_accelerate.evaluate.by_hand import Wanted
+    from glm_accelerate.evaluate.exam import Findings
 
-METRICS = ("loss", "exact_match")
-SEED = 0
+HELP = "Measure a model on held-out conversations: loss, and its greedy answers, each with an interval."
+
+LONGEST_SAMPLE = 2048
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH, the data, and what is measured."""
+    """PATH, what it is asked, and where figures go."""
     opening.arguments(parser)
-    parser.add_argument("--data", required=True, action="append", metavar="FILE", help="a JSONL file")
-    parser.add_argument("--metrics", nargs="+", choices=METRICS, default=["loss"], help="(loss)")
-    for name, least, default, about in (
-        ("--samples", 1, None, "a fixed choice of so many (all)"),
-        ("--max-tokens", 16, 2048, "longest sample (2048)"),
-        ("--max-new-tokens", 1, 256, "longest answer (256)"),
+    parser.add_argument(
+        "--data", nargs="+", action="extend", metavar="FILE", help="JSONL files (of a run: its data.dev)"
+    )
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="loss, exact_match, bleu, rouge, or FILE.py:FUNCTION (of a run: its own; else loss)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=_samples,
+        metavar="N|all",
+        help="a fixed choice of so many (of a run: its own; else all)",
+    )
+    for name, least, about in (
+        ("--max-tokens", 16, f"longest sample of --data ({LONGEST_SAMPLE})"),
+        ("--max-new-tokens", 1, "longest answer (of a run: its own; else 256)"),
+        ("--threads", 1, "of the processor (as many as it has cores)"),
     ):
-        parser.add_argument(name, type=opening.at_least(least), default=default, metavar="N", help=about)
+        parser.add_argument(name, type=opening.at_least(least), metavar="N", help=about)
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        help="to compute in; in bfloat16 the difference to float32 is measured, too (of a run: its own)",
+    )
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda:1, ... (the first GPU, if there is one)")
     parser.add_argument("--predictions", metavar="FILE", help="write each question with its answer there")
+    parser.add_argument("--json", action="store_true", help="figures for programs, on stdout")
+    parser.add_argument(
+        "--report", action="store_true", help="of a run: write a page and a picture of all that was found"
+    )
+    parser.add_argument("--follow", action="store_true", help="of a run: answer its evaluations as they come")
+    parser.add_argument("--once", action="store_true", help="with --follow: what waits now, no more")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
-    import json
+    """Measure and print; or follow a run, or report on it."""
+    if args.once and not args.follow:
+        raise UserError("--once is for --follow")
+    if args.follow:
+        return follow(args)
+    if args.report:
+        from glm_accelerate.evaluate.report import report
+
+        sys.stdout.write(f"{report(_run_of(args.path))}\n")
+        return 0
+    return measure(args)
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Once, now."""
     from dataclasses import asdict
 
     from rich.console import Console
-    from rich.table import Table
 
-    from glm_accelerate.data.order import even_choice
-    from glm_accelerate.data.pipeline import batches
-    from glm_accelerate.evaluate.score import exact_match, held_out_loss
+    from glm_accelerate.cli.findings import as_json, show
+    from glm_accelerate.evaluate.by_hand import Wanted
+    from glm_accelerate.evaluate.metrics import metric_names
 
     if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
         raise UserError("there is no such directory to write in", where=args.predictions)
-    if args.predictions and "exact_match" not in args.metrics:
-        raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
-    opened = opening.open_from(args)
-    inputs = _inputs(args, opened.base, opened.template)
-    store = inputs.train
-    chosen = even_choice(len(store), args.samples or len(store), SEED)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("metric", "value", "95 % interval", "samples"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
-    if "loss" in args.metrics:
-        loss = held_out_loss(opened.model, batches(store, chosen, "pack", args.max_tokens))
-        between = "" if loss.ci95 is None else f"{loss.ci95[0]:.4f} to {loss.ci95[1]:.4f}"
-        table.add_row("loss", f"{loss.mean:.4f}", between, f"{loss.samples:,} of {len(store):,}")
-    if "exact_match" in args.metrics:
-        samples = [store[number] for number in chosen]
-        longest = args.max_new_tokens
-        matches = exact_match(
-            opened.model, samples, inputs.tokenizer, stops=inputs.stops, max_new_tokens=longest
-        )
-        between = f"{matches.ci95[0]:.1%} to {matches.ci95[1]:.1%}"
-        counted = f"{len(matches.predictions):,} of {len(store):,}"
-        table.add_row("exact_match", f"{matches.share:.1%}", between, counted)
-        if args.predictions:
-            with Path(args.predictions).open("w", encoding="utf-8") as file:
-                for prediction in matches.predictions:
-                    file.write(json.dumps(asdict(prediction), ensure_ascii=False) + "\n")
-    Console().print(table)
+    if args.metrics is not None:
+        answers = metric_names(args.metrics)  # its mistakes before the model is read
+        if args.predictions and not answers:
+            raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
+    wanted = Wanted(args.metrics, args.samples, args.max_new_tokens, args.precision)
+    findings = _of_data(args, wanted) if args.data else _of_run(args, wanted)
+    if args.predictions:
+        lines = [json.dumps(asdict(said), ensure_ascii=False) + "\n" for said in findings.predictions]
+        Path(args.predictions).write_text("".join(lines), encoding="utf-8")
+    if args.json:
+        sys.stdout.write(f"{as_json(findings, args.path)}\n")
+    else:
+        show(findings, Console(soft_wrap=True))
     return 0
 
 
-def _inputs(args: argparse.Namespace, base: Path, template: str) -> "Inputs":
+def follow(args: argparse.Namespace) -> int:
+    """Until the run is finished; 75 after a signal, and what was claimed is free again."""
+    from glm_accelerate.train.stop import stopping_at_once
+
+    with stopping_at_once():
+        run = _run_of(args.path)
+        _follow(run, args)
+    return 0
+
+
+def _follow(run: Path, args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from glm_accelerate.evaluate.ledger import read, waiting
+    from glm_accelerate.evaluate.rebuild import glm_examiner
+    from glm_accelerate.evaluate.results import parse_stem
+    from glm_accelerate.evaluate.worker import Following, Lost
+    from glm_accelerate.evaluate.worker import follow as answer_all
+    from glm_accelerate.observe.figures import evaluation
+    from glm_accelerate.parallel.ranks import joined
+
+    console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def tell(line: str) -> None:
+        word, _, stem = line.partition(" ")
+        found, parsed = read(run, stem), parse_stem(stem)
+        if word == "claimed" and parsed is not None:
+            say(f"step {parsed[0]:,}: evaluating")
+        elif found is not None:
+            say(evaluation(found.event()))
+
+    with joined() as ranks:
+        device = _device(args)
+        examiner = glm_examiner(run, device, ranks)
+        if ranks.first:
+            say(f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
+        how = Following(once=args.once, tell=tell if ranks.first else str)
+        try:
+            answer_all(run, examiner, how, ranks)
+        except Lost as error:
+            raise UserError(f"this evaluator can answer no more: {error}", cure="start it again") from error
+        if ranks.first:
+            say("all is answered" if args.once else "the run is finished, and all is answered")
+
+
+def _of_run(args: argparse.Namespace, wanted: "Wanted") -> "Findings":
+    from glm_accelerate.checkpoint.find import resolve_path
+    from glm_accelerate.cli.counting import counting
+    from glm_accelerate.evaluate.by_hand import of_run
+    from glm_accelerate.models.adapt.files import is_adapter
+
+    path = Path(args.path)
+    if not path.is_dir() or (path / "config.json").is_file() or is_adapter(path):
+        what = "no run is here, and none of its checkpoints or snapshots"
+        raise UserError(what, where=path, cure="any model is measured on --data FILE.jsonl")
+    for name in ("base", "max_tokens"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} is for --data; a run has its own", where=path)
+    weights = resolve_path(path)
+    with counting() as count:
+        return of_run(weights, wanted, _device(args), count)
+
+
+def _of_data(args: argparse.Namespace, wanted: "Wanted") -> "Findings":
+    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.cli.counting import counting
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.config.schema import DataSection
     from glm_accelerate.data.inputs import open_inputs
+    from glm_accelerate.evaluate.by_hand import of_model
 
+    longest = args.max_tokens or LONGEST_SAMPLE
+    opened = open_model(Path(args.path), base=opening.base_from(args), device=_device(args), merged=True)
+    sources = [{"path": path} for path in args.data]
     section = DataSection.model_validate(
-        {
-            "train": [{"path": path} for path in args.data],
-            "template": template,
-            "max_tokens": args.max_tokens,
-        }
+        {"train": sources, "template": opened.template, "max_tokens": longest}
     )
     with watching() as watch:
-        return open_inputs(section, base, watch)
+        inputs = open_inputs(section, opened.base, watch)
+    with counting() as count:
+        return of_model(opened.model, inputs, wanted, longest, count)
+
+
+def _run_of(path: str) -> Path:
+    """A run's directory, also by one of its checkpoints or snapshots."""
+    run = Path(path)
+    run = run.resolve().parent.parent if (run / "manifest.json").is_file() else run
+    if not (run / "config.yaml").is_file():
+        raise UserError("no run: there is no config.yaml", where=run)
+    return run
+
+
+def _device(args: argparse.Namespace) -> "torch.device":
+    import torch
+
+    from glm_accelerate.runtime.device import pick_device
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    try:
+        device = torch.device(args.device) if args.device else pick_device()
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no such device here: {str(error).splitlines()[0]}", where=args.device) from error
+    return device
+
+
+def _samples(text: str) -> "int | str":
+    return text if text == "all" else opening.at_least(1)(text)

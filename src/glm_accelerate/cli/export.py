@@ -12,9 +12,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, OUT, and in which form."""
-    parser.add_argument(
-        "path", metavar="PATH", help="a run (its newest checkpoint), a checkpoint or an adapter"
-    )
+    parser.add_argument("path", metavar="PATH", help="a run (its best weights), a checkpoint or an adapter")
     parser.add_argument("out", metavar="OUT", help="a new directory")
     parser.add_argument(
         "--merge",

@@ -4,9 +4,10 @@ Nothing below the command line reads a file or an environment variable to learn 
 receives its own section or plain arguments. Values that follow from these are computed in `plan/resolve`.
 """
 
+from difflib import get_close_matches
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from glm_accelerate.config.amount import as_said
 
@@ -230,19 +231,60 @@ class CheckpointSection(Section):
     """zstd: about a quarter smaller, slower to write on few cores; auto: files as any tool reads them."""
 
 
+METRICS = ("loss", "exact_match", "bleu", "rouge")
+
+
+def _known_metrics(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in METRICS and ".py:" not in name:
+            nearest = get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
+            raise ValueError(f"no metric {name}: {nearest}? ({', '.join(METRICS)}, or FILE.py:FUNCTION)")
+    return names
+
+
 class EvaluateSection(Section):
     """How progress is judged."""
 
     every: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Steps between evaluations; auto: a tenth of the run, at most 500."""
-    where: Auto | Literal["inline"] = "auto"
-    """inline: training waits."""
-    samples: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """Held-out samples a time, always the same ones; auto: at most 256."""
-    metrics: list[Literal["loss", "exact_match"]] = ["loss"]
-    """exact_match: the greedy answer equals the reference, white space aside."""
+    where: Auto | Literal["beside", "inline", "external"] = "auto"
+    """beside: a process of its own, on a spare device or spare cores; inline: training waits; external: who
+    runs `evaluate RUN --follow`; auto: beside where something is spare and keeps up, else inline."""
+    samples: Auto | Literal["all"] | Annotated[int, Field(ge=1)] = "auto"
+    """Held-out samples a time, the same ones at each; auto: as many as tell this step from the best one."""
+    metrics: Annotated[list[str], AfterValidator(_known_metrics)] = ["loss"]
+    """loss; of greedy answers exact_match, bleu, rouge, or your own function as FILE.py:FUNCTION."""
     max_new_tokens: int = Field(default=256, ge=1)
-    """exact_match: longest answer."""
+    """Longest answer."""
+    precision: Auto | Literal["float32", "bfloat16"] = "auto"
+    """beside: what the evaluator computes in; auto: as training does."""
+    keep: Literal["latest", "all"] = "latest"
+    """latest: an evaluation that still waits when the next one is asked for is left out, and that is told."""
+    timeout: Auto | Annotated[float, Field(gt=0)] = "auto"
+    """Seconds that one evaluation may take; auto: ten times the usual, at least ten minutes."""
+    patience: float = Field(default=600.0, ge=0)
+    """Seconds that the end of a run waits for evaluations that are still to come."""
+    margin: float = Field(default=0.002, ge=0)
+    """Losses closer than this are as good as equal."""
+    lag: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """A result decides so many steps after its own, never earlier; auto: as many as lie between two."""
+    stop_after: Annotated[int, Field(ge=1)] | None = None
+    """Stop after so many evaluations in a row that were no gain."""
+    lower_rate_after: Annotated[int, Field(ge=1)] | None = None
+    """Lower the learning rate after so many evaluations in a row that were no gain."""
+    lower_rate_by: float = Field(default=0.5, gt=0, lt=1)
+    """By this factor."""
+
+    @model_validator(mode="after")
+    def _decides_by_loss(self) -> Self:
+        if self.decides and "loss" not in self.metrics:
+            raise ValueError("stop_after and lower_rate_after go by the loss: say metrics [loss, ...]")
+        return self
+
+    @property
+    def decides(self) -> bool:
+        """Whether results can change what is trained."""
+        return self.stop_after is not None or self.lower_rate_after is not None
 
 
 class ObserveSection(Section):

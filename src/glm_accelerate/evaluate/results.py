@@ -1,23 +1,72 @@
-"""Results on disk: one file an evaluation, published whole by rename, its predictions readable beside it.
+"""What evaluations are asked and what they found, as files in evals/ of a run: the words of the ledger.
 
-evals/<step>-<plan>-<attempt>.json                what was found; strict JSON, never NaN
-evals/<step>-<plan>-<attempt>.predictions.jsonl   one question a line: prompt, reference, answer, right
+<step>-<plan>-<attempt>.asked.json, .json, .items.json   request; result, never NaN; each sample's loss
+<step>-<plan>-<attempt>.predictions.jsonl                one question a line: what it read and said, scores
 """
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Literal, TypeVar
 
-from glm_accelerate.checkpoint.publish import write_text
-from glm_accelerate.evaluate.score import Interval, Prediction
+from pydantic import TypeAdapter
+
+from glm_accelerate.data.strict_json import parse
 from glm_accelerate.runtime.errors import UserError
 
-FOLDER = "evals"
-NAME = re.compile(r"(\d+)-([0-9a-f]+)-(\d+)\.json", re.ASCII)
+Interval = tuple[float, float]
+Status = Literal["done", "failed", "timeout", "skipped"]
+Verdict = Literal["better", "worse", "tied", "undecided"]
+
+FOLDER = "evals"  # in a run's directory
+SNAPSHOTS = "snapshots"
+STEM = re.compile(r"(0|[1-9][0-9]{0,17})-([0-9a-f]{8})-(0|[1-9][0-9]{0,8})", re.ASCII)
+
+
+def stem_of(step: int, plan: str, attempt: int) -> str:
+    """The name that all files of one evaluation begin with."""
+    return f"{step}-{plan}-{attempt}"
+
+
+def parse_stem(stem: str) -> tuple[int, str, int] | None:
+    """Step, plan and attempt, if it is such a name at all."""
+    match = STEM.fullmatch(stem)
+    return None if match is None else (int(match[1]), match[2], int(match[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One evaluation that is wanted. `plan` names what is asked; whoever evaluates computes it, too."""
+
+    step: int
+    plan: str
+    attempt: int
+    weights: str  # a snapshot or a checkpoint, relative to the run
+    against: str | None = None  # stem of the result to compare with
+    against_weights: str | None = None  # where that one's weights are
+    whole: bool = False  # on all held-out samples: a finalist
+
+    @property
+    def stem(self) -> str:
+        return stem_of(self.step, self.plan, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two steps on the same samples."""
+
+    step: int  # compared with
+    stem: str
+    difference: float  # of the losses; below 0: the new one is better
+    interval: Interval  # of it; over all looks together it is wrong in at most 5 % of cases
+    verdict: Verdict
+    look: int  # after which that was said
+    looks: int  # that were declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +76,32 @@ class Result:
     step: int
     plan: str
     attempt: int
-    status: Literal["done", "failed"]
-    loss: float | None
-    ci95: Interval | None  # of the loss
-    samples: int  # evaluated
-    total: int  # held out in all
-    metrics: Mapping[str, float]
-    seconds: float
-    intervals: Mapping[str, Interval] = field(default_factory=dict)  # of the metrics
-    reason: str | None = None  # why it failed
+    status: Status
+    loss: float | None = None
+    ci95: Interval | None = None  # of the loss
+    samples: int = 0  # whose loss was measured
+    answers: int = 0  # that were generated and scored
+    total: int = 0  # held out in all
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])  # of the metrics
+    seconds: float = 0.0
+    against: Comparison | None = None
+    reason: str | None = None  # why it is not done
+    by: Mapping[str, str] = field(default_factory=dict[str, str])  # host, device, dtype, versions
+
+    @property
+    def stem(self) -> str:
+        return stem_of(self.step, self.plan, self.attempt)
 
     def event(self) -> dict[str, object]:
         """The fields of an `eval` event."""
-        names = ["step", "status", "loss", "ci95", "samples", "total", "metrics", "seconds", "reason"]
+        names = ["step", "status", "loss", "ci95", "samples", "answers", "total", "metrics", "seconds"]
         said: dict[str, object] = asdict(self)
-        return {name: said[name] for name in names if name != "reason" or self.reason is not None}
+        maybe = [name for name in ("reason", "against") if said[name] is not None]
+        return {name: said[name] for name in [*names, *maybe]}
+
+
+Said = TypeVar("Said", Request, Result)
 
 
 def plan_hash(said: Mapping[str, object]) -> str:
@@ -50,36 +110,79 @@ def plan_hash(said: Mapping[str, object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def write_result(run_dir: Path, result: Result, predictions: Sequence[Prediction] = ()) -> Path:
-    """Publish a result; its predictions are there before it. The same evaluation made again replaces it."""
-    folder = run_dir / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.step}-{result.plan}-{result.attempt}.json"
-    if predictions:
-        lines = (json.dumps(asdict(prediction), ensure_ascii=False) + "\n" for prediction in predictions)
-        write_text(path.with_suffix(".predictions.jsonl"), "".join(lines))
-    write_text(path, json.dumps(asdict(result), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
-    return path
+def whole_plan(plan: str) -> str:
+    """The name of the same questions asked of all samples: it compares with nothing that was sampled."""
+    return plan_hash({"all samples of": plan})
 
 
-def read_results(run_dir: Path) -> dict[int, Result]:
-    """Every step's result, in order of steps; of several attempts the highest wins."""
-    results: dict[int, Result] = {}
-    folder = run_dir / FOLDER
-    paths = [path for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):  # one attempt's later plan wins
-        result = _read(path)
-        before = results.get(result.step)
-        if before is None or before.attempt <= result.attempt:
-            results[result.step] = result
-    return dict(sorted(results.items()))
+def sound(result: Result) -> Result:
+    """What can be written and compared: a loss that is no finite number makes an evaluation fail, such a
+    metric is left out, and either way the reason says so.
+    """
+    loss, reason = result.loss, result.reason
+    metrics = {name: value for name, value in result.metrics.items() if _finite(value)}
+    if odd := sorted(result.metrics.keys() - metrics.keys()):
+        reason = reason or f"left out, as no finite numbers: {', '.join(odd)}"
+    intervals = {
+        name: interval
+        for name, interval in result.intervals.items()
+        if name in metrics and all(map(_finite, interval))
+    }
+    against, ci95 = result.against, result.ci95
+    kept = replace(
+        result,
+        metrics=metrics,
+        intervals=intervals,
+        reason=reason,
+        ci95=ci95 if ci95 is not None and all(map(_finite, ci95)) else None,
+        against=against if against is not None and _finite(against.difference, *against.interval) else None,
+    )
+    if loss is None or _finite(loss):
+        return kept
+    said = f"the held-out loss is {loss}"
+    return replace(kept, status="failed", loss=None, ci95=None, against=None, reason=said)
 
 
-def _read(path: Path) -> Result:
+def _finite(*values: object) -> bool:
+    """Whether each is a number that JSON has. A user's own metric may give anything."""
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
+    )
+
+
+def parse_request(text: str, where: Path) -> Request:
+    """A request's file. Its weights have to lie in the run."""
+    request = _parse(text, _request_form(), where)
+    for path in (request.weights, request.against_weights):
+        if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
+            raise UserError(f"asks for weights outside the run: {path!r}", where=where, cure="move it away")
+    return request
+
+
+def parse_result(text: str, where: Path) -> Result:
+    """A result's file, of any version so far."""
+    return _parse(text, _result_form(), where)
+
+
+def _parse(text: str, form: TypeAdapter[Said], where: Path) -> Said:
+    """Strict JSON, each field of its own type, under its own name. What a newer version added is not read."""
     try:
-        said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        said["ci95"] = said["ci95"] and tuple(said["ci95"])
-        said["intervals"] = {name: tuple(interval) for name, interval in said["intervals"].items()}
-        return Result(**said)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"not a result: {error}", where=path, cure="move it away") from error
+        parse(text)
+        said = form.validate_json(text, strict=True)
+    except ValueError as error:
+        what = "; ".join(line.strip() for line in str(error).splitlines()[:3])
+        raise UserError(f"not of an evaluation: {what}", where=where, cure="move it away") from error
+    if not where.name.startswith(f"{said.stem}."):
+        raise UserError(f"says that it is {said.stem}", where=where, cure="move it away")
+    return said
+
+
+@cache  # it takes milliseconds to make
+def _request_form() -> TypeAdapter[Request]:
+    return TypeAdapter(Request)
+
+
+@cache
+def _result_form() -> TypeAdapter[Result]:
+    return TypeAdapter(Result)

@@ -1,21 +1,20 @@
-"""Answers to prompts: a batch's prompts go through the model side by side in one row, unpadded, then each
-gets one token at a time against the cache. Rows that have stopped are dropped, so nobody waits for them.
+"""Answers to prompts. Rows grow side by side, each with its own room. Who has stopped leaves at once, and
+prompts that wait move in as soon as enough slots are free to read several of them in one pass.
 """
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor
-
-from glm_accelerate.generate.sample import GREEDY, Sampling, pick
-from glm_accelerate.kernels.choose import cache_dtype
-from glm_accelerate.models.cache import KeyValueCache
+from glm_accelerate.generate.decoding import Decoding
+from glm_accelerate.generate.sample import GREEDY, Sampling
+from glm_accelerate.generate.slots import Row, Waiting, affordable, manner_of, plan_shelves
+from glm_accelerate.models.cache import Shelf
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.layout import Layout
 from glm_accelerate.runtime.errors import UserError
 
 Tokens = Sequence[int]
+
+SHARE = 8  # prompts are read when one slot in so many is free: one at a time they would be read slowly
 
 
 def generate(
@@ -25,32 +24,57 @@ def generate(
     stops: Collection[int],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    batch: int = 16,
+    batch: int | None = None,
+    on_answer: Callable[[int, list[int]], None] | None = None,
 ) -> list[list[int]]:
-    """The answer to each prompt, without the token that stopped it. None outgrows the model's positions."""
+    """The answer to each prompt, without the token that stopped it. None outgrows the model's positions.
+
+    At most `batch` rows grow at once, or as many as memory allows; `on_answer` hears of each as it ends.
+    """
     for number, prompt in enumerate(prompts):
         _check(model, prompt, f"prompt {number}")
-    longest_first = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    generator = sampling.generator(model.embed.device)
-    answers: list[list[int]] = [[] for _ in prompts]
+    rows = [Row(n, prompt, _room(model, prompt, max_new_tokens)) for n, prompt in enumerate(prompts)]
     with evaluating(model):
-        for start in range(0, len(prompts), batch):
-            numbers = longest_first[start : start + batch]
-            decoding = _Decoding(
-                model, [prompts[number] for number in numbers], max_new_tokens, sampling, generator
-            )
-            while decoding.living:
-                kept: list[int] = []
-                for row, token in enumerate(decoding.next_tokens()):
-                    number = numbers[row]
-                    if token in stops:
-                        continue
-                    answers[number].append(token)
-                    if len(answers[number]) < _room(model, prompts[number], max_new_tokens):
-                        kept.append(row)
-                numbers = [numbers[row] for row in kept]
-                decoding.keep(kept)
-    return answers
+        for row in _as_they_end(model, rows, stops, sampling, batch):
+            if on_answer is not None:
+                on_answer(row.number, row.answer)
+    return [row.answer for row in rows]
+
+
+def _as_they_end(
+    model: Decoder, rows: Sequence[Row], stops: Collection[int], sampling: Sampling, batch: int | None
+) -> Iterator[Row]:
+    """Every row, as soon as it has its whole answer."""
+    yield from (row for row in rows if row.room <= 0)
+    waiting = Waiting(row for row in rows if row.room > 0)
+    if not waiting:
+        return
+    manner = manner_of(model.embed.device)
+    shelves = plan_shelves(waiting.needs, batch or manner.rows, affordable(model), manner.alike)
+    slots = sum(shelf.slots for shelf in shelves)
+    decoding = Decoding(model, shelves, sampling)
+    while waiting or decoding.living:
+        coming: list[tuple[Row, int]] = []
+        if waiting and slots - len(decoding.living) >= min(len(waiting), -(-slots // SHARE)):
+            coming = waiting.take(shelves, decoding.free)
+        if coming:
+            said = decoding.read(coming)
+        else:
+            said = decoding.grow(min(manner.unseen, *(row.left for row in decoding.living)))
+        ended = [row for row, tokens in said if take(row, tokens, stops)]
+        decoding.drop(ended)
+        yield from ended
+
+
+def take(row: Row, tokens: Sequence[int], stops: Collection[int]) -> bool:
+    """A row's next tokens. Whether its answer ended among them: what came after is dropped."""
+    for token in tokens:
+        if token in stops:
+            return True
+        row.answer.append(token)
+        if not row.left:
+            return True
+    return False
 
 
 def stream(
@@ -63,66 +87,17 @@ def stream(
 ) -> Iterator[int]:
     """One answer, token by token, as they come."""
     _check(model, prompt, "the prompt")
-    generator = sampling.generator(model.embed.device)
+    row = Row(0, prompt, _room(model, prompt, max_new_tokens))
+    if row.room <= 0:
+        return
     with evaluating(model):
-        decoding = _Decoding(model, [prompt], max_new_tokens, sampling, generator)
-        for _ in range(_room(model, prompt, max_new_tokens)):
-            (token,) = decoding.next_tokens()
-            if token in stops:
-                return
-            yield token
-
-
-class _Decoding:
-    """The rows of one batch that are still being answered. Inference mode is on only inside its methods,
-    so that it never reaches whoever consumes a stream.
-    """
-
-    def __init__(
-        self,
-        model: Decoder,
-        prompts: Sequence[Tokens],
-        max_new_tokens: int,
-        sampling: Sampling,
-        generator: torch.Generator,
-    ) -> None:
-        self.model, self.sampling, self.generator = model, sampling, generator
-        self.prompts = prompts
-        self.living = len(prompts) if max_new_tokens > 0 else 0
-        device = model.embed.device
-        dtype = cache_dtype(device, model.compute or model.embed.dtype)
-        capacity = max(len(prompt) + _room(model, prompt, max_new_tokens) for prompt in prompts)
-        self.cache = KeyValueCache(model.sizes, len(prompts), capacity, dtype, device)
-        self.last_B = torch.empty(0, dtype=torch.long, device=device)
-
-    @torch.inference_mode()
-    def next_tokens(self) -> list[int]:
-        """One more token of every living row."""
-        hidden_BH = self._grow() if self.cache.filled else self._read()
-        self.last_B = pick(self.model.head(hidden_BH), self.sampling, self.generator)
-        return self.last_B.tolist()
-
-    @torch.inference_mode()
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop every row but these."""
-        if rows and len(rows) < self.living:
-            chosen = torch.tensor(rows, device=self.last_B.device)
-            self.cache.keep(chosen)
-            self.last_B = self.last_B[chosen]
-        self.living = len(rows)
-
-    def _read(self) -> Tensor:
-        """All prompts at once, packed; what the head reads at each one's last token."""
-        device = self.last_B.device
-        lengths = [len(prompt) for prompt in self.prompts]
-        tokens_1T = torch.tensor([[token for prompt in self.prompts for token in prompt]], device=device)
-        layout = Layout.of_documents([lengths], device)
-        hidden_1TH = self.model.hidden(tokens_1T, layout, self.cache)
-        return hidden_1TH[0, torch.tensor(lengths, device=device).cumsum(0) - 1]
-
-    def _grow(self) -> Tensor:
-        layout = Layout(((1,),) * self.living, self.cache.lengths_B[:, None])
-        return self.model.hidden(self.last_B[:, None], layout, self.cache)[:, 0]
+        decoding = Decoding(model, [Shelf(1, row.need)], sampling)
+        said = decoding.read([(row, 0)])
+        while not take(row, said[0][1], stops):
+            yield row.answer[-1]
+            said = decoding.grow()
+        if not row.left:
+            yield row.answer[-1]
 
 
 @contextmanager

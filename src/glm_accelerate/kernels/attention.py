@@ -55,19 +55,29 @@ def attend_cache(
     k_BSKD: Tensor,
     v_BSKD: Tensor,
     lengths_B: Tensor,
-    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """One new token a row against a cache of which row b has filled lengths_B[b]. Returns out_B1ND."""
-    B, _, N, _ = q_B1ND.shape
-    groups = N // k_BSKD.shape[2]
-    keys, values = (_repeat(tensor, groups).transpose(1, 2) for tensor in (k_BSKD, v_BSKD))
-    seen_BS = torch.arange(keys.shape[2], device=q_B1ND.device) < lengths_B[:, None]
-    if prefix is not None:
-        before, before_values = (_before(tensor, B, N).to(q_B1ND.dtype) for tensor in prefix)
-        keys, values = torch.cat((before, keys), 2), torch.cat((before_values, values), 2)
-        seen_BS = torch.cat((seen_BS.new_ones(B, before.shape[2]), seen_BS), 1)
-    out = scaled_dot_product_attention(q_B1ND.transpose(1, 2), keys, values, attn_mask=seen_BS[:, None, None])
-    return out.transpose(1, 2)
+    bias_BS = unseen(lengths_B, k_BSKD.shape[1], q_B1ND.dtype)
+    return attend_slots(q_B1ND, k_BSKD.transpose(1, 2), v_BSKD.transpose(1, 2), bias_BS)
+
+
+def attend_slots(q_B1ND: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, bias_BS: Tensor | None) -> Tensor:
+    """The same for slots that lie head by head. The query heads that share a key head stand as its queries,
+    so no key is repeated; `bias` is what `unseen` says, made once for all layers.
+    """
+    B, _, N, D = q_B1ND.shape
+    q_BKGD = q_B1ND.reshape(B, k_BKSD.shape[1], -1, D)
+    mask = None if bias_BS is None else bias_BS[:, None, None].expand(-1, 1, q_BKGD.shape[2], -1)
+    out = scaled_dot_product_attention(q_BKGD, k_BKSD, v_BKSD, attn_mask=mask)
+    return out.reshape(B, 1, N, D)
+
+
+def unseen(lengths_B: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """bias_BS: 0 for the first lengths_B[b] tokens of row b, minus infinity for the rest."""
+    beyond_BS = torch.arange(tokens, device=lengths_B.device) >= lengths_B[:, None]
+    return torch.zeros(beyond_BS.shape, dtype=dtype, device=lengths_B.device).masked_fill_(
+        beyond_BS, float("-inf")
+    )
 
 
 def _before(x_KPD: Tensor, B: int, N: int) -> Tensor:

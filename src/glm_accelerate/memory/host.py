@@ -2,7 +2,7 @@
 
 from glm_accelerate.memory.job import Item, Job
 from glm_accelerate.memory.optimizer_state import state_bytes, trained
-from glm_accelerate.memory.weights import WIDE, away_bytes
+from glm_accelerate.memory.weights import WIDE, away_bytes, weights_of
 
 # Assumed, as they depend on builds: a Python process with torch and what we import, and what CUDA adds to it.
 PROCESS, CUDA_PROCESS = 450 * 2**20, 1500 * 2**20
@@ -19,6 +19,15 @@ def host_items(job: Job, moved: int) -> list[Item]:
         why = "one copy of what training moves, for the writer"
         items.append(Item("staging", weights + state, why, "host"))
         items.append(Item("writer", WRITER, "assumed: the process that writes checkpoints", "host"))
+    if job.snapshots:
+        items.append(
+            Item("snapshot", weights, "one copy of the weights that train, for the evaluator", "host")
+        )
+    if job.evaluator:
+        whole = (
+            sum(int(weight.part(1) * weight.itemsize) for weight in weights_of(job)) + weights * job.shards
+        )
+        items.append(Item("evaluator", PROCESS + whole, "another process with a model of its own", "host"))
     if "optimizer" in job.offload:
         wide = weights + state + weights // (2 if job.passes == 1 else 1)
         items.append(Item("optimizer", wide, "offloaded: float32 weights, moments, gradients", "host"))

@@ -43,6 +43,8 @@ class Job:
     form: Form = "eager"
     saves: bool = True  # checkpoints are written behind training
     kept_saves: int = 4  # checkpoints on disk
+    snapshots: bool = False  # weights are handed to an evaluator
+    evaluator: bool = False  # ... that runs on this machine's CPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Letters: B rows, T tokens, H width, N query heads, K key/value heads, D head wid
 import torch
 from torch import Tensor, nn
 
-from glm_accelerate.kernels.attention import attend_cache, attention
+from glm_accelerate.kernels.attention import attention
 from glm_accelerate.kernels.attention_path import BY_DOCUMENT, attention_path, facts_of
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.fused_attention import rotary_attention
@@ -48,7 +48,9 @@ class Attention(nn.Module):
         cache: KeyValueCache | None,
     ) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.head_width)) for part in self._project(x_BTH))
-        if self.form == "native" and prefix is None and cache is None:
+        if self.form == "native" and prefix is None and (cache is None or not cache.filled):
+            if cache is not None:
+                cache.fill(self.layer, rope(k, table), v)
             turns = torch.view_as_real(table).flatten(0, 2)
             q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
             out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)
@@ -56,11 +58,10 @@ class Attention(nn.Module):
         form: Form = "triton" if self.form == "triton" else "eager"  # other forms have them within attention
         q_BTND, k_BTKD = rope(q, table, form), rope(k, table, form)
         if cache is not None and cache.filled:
-            keys, values = cache.append(self.layer, k_BTKD, v)
-            out = attend_cache(q_BTND.to(keys.dtype), keys, values, cache.lengths_B + 1, prefix)
+            out = cache.attend(self.layer, q_BTND, k_BTKD, v)
         else:
             if cache is not None:
-                cache.fill(self.layer, k_BTKD, v, layout.lengths)
+                cache.fill(self.layer, k_BTKD, v, prefix)
             out = _attend(q_BTND, k_BTKD, v, layout, prefix)
         return self.o_proj(out.flatten(-2).to(x_BTH.dtype))
 

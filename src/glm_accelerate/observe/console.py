@@ -6,9 +6,8 @@ step 120/800 · loss 0.8123 · held out 0.9312 · 9,876 tokens/s · 1.2 GB · ra
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import cast
 
 from rich.console import Console
 from rich.live import Live
@@ -17,12 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_accelerate.observe.events import Event
+from glm_accelerate.observe.figures import amount, evaluation, number
 from glm_accelerate.plan.report import show_plan
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_REFRESHES = 0.1
+SAMPLED = (
+    "  a sample: enough to compare steps on it, not for a figure to publish (evaluate RUN --samples all)"
+)
 STEPS_AVERAGED = 50  # for speed and time left: a single step says little where lengths differ
 
 
@@ -53,6 +56,7 @@ class ConsoleObserver:
         self._live: Live | None = None
         self._steps = 0
         self._held_out: float | None = None
+        self._explained = False  # what a sample is enough for
         self._recent: deque[tuple[float, float, float]] = deque(
             maxlen=STEPS_AVERAGED
         )  # when, tokens, seconds
@@ -67,8 +71,8 @@ class ConsoleObserver:
         elif kind == "eval":
             self._evaluation(event)
         elif kind == "checkpoint":
-            took = _number(event, "blocked_seconds")
-            size = amount(_number(event, "bytes"))
+            took = number(event, "blocked_seconds")
+            size = amount(number(event, "bytes"))
             said = f"{event.get('path')} ({size}, training waited {took:.1f} s)"
             self._say(Text.assemble(("checkpoint ", "green"), said))
         elif kind == "decision":
@@ -87,10 +91,10 @@ class ConsoleObserver:
             self._live = None
 
     def _begin(self, event: Event) -> None:
-        self._steps = int(_number(event, "steps"))
-        trained = f"{_number(event, 'trained_parameters'):,.0f} trained parameters"
+        self._steps = int(number(event, "steps"))
+        trained = f"{number(event, 'trained_parameters'):,.0f} trained parameters"
         about = [str(event.get("family")), str(event.get("method")), str(event.get("device")), trained]
-        steps = f"steps {_number(event, 'step') + 1:,.0f} to {self._steps:,}"
+        steps = f"steps {number(event, 'step') + 1:,.0f} to {self._steps:,}"
         self._say(Text(" · ".join([*about, steps]), "bold"))
 
     def _step(self, event: Event) -> None:
@@ -98,7 +102,7 @@ class ConsoleObserver:
             said = f"step {event.get('step')} was not applied: its loss or gradients were not finite"
             self._say(Text(said, "yellow"))
         now = self._clock()
-        self._recent.append((now, _number(event, "tokens"), _number(event, "seconds")))
+        self._recent.append((now, number(event, "tokens"), number(event, "seconds")))
         self._pending = event
         if now - self._shown >= self._seconds:
             self._flush()
@@ -106,14 +110,12 @@ class ConsoleObserver:
     def _evaluation(self, event: Event) -> None:
         loss = event.get("loss")
         self._held_out = loss if isinstance(loss, float) else self._held_out
-        words = [f"held-out loss {loss:.4f}"] if isinstance(loss, float) else []
-        metrics = cast("Mapping[str, object]", event.get("metrics") or {})
-        words += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in metrics.items()]
-        if event.get("status") != "done":
-            words.append(f"failed: {event.get('reason')}")
-        said = f"step {event.get('step')}: {', '.join(words)} ({_number(event, 'samples'):.0f} samples"
+        style = {"done": "cyan", "skipped": "dim"}.get(str(event.get("status")), "yellow")
         self._flush()
-        self._say(Text.assemble(("evaluation ", "cyan"), f"{said}, {_number(event, 'seconds'):.1f} s)"))
+        self._say(Text.assemble(("evaluation ", style), evaluation(event)))
+        if not self._explained and 0 < number(event, "samples") < number(event, "total"):
+            self._explained = True
+            self._say(Text(SAMPLED, "dim"))
 
     def _flush(self) -> None:
         """Show the newest step, if it has not been shown."""
@@ -129,7 +131,7 @@ class ConsoleObserver:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(width=16)
         grid.add_column(no_wrap=True, overflow="ellipsis")
-        grid.add_row(ProgressBar(total=max(1, self._steps), completed=_number(event, "step")), line)
+        grid.add_row(ProgressBar(total=max(1, self._steps), completed=number(event, "step")), line)
         live = self._live or Live(console=self._console, auto_refresh=False)
         live.update(grid)
         if self._live is None:
@@ -149,15 +151,15 @@ class ConsoleObserver:
         seconds = sum(seconds for _, _, seconds in self._recent)
         words += [
             f"{tokens / seconds if seconds else 0:,.0f} tokens/s",
-            amount(_number(event, "memory_bytes")),
-            f"rate {_number(event, 'learning_rate'):.1e}",
+            amount(number(event, "memory_bytes")),
+            f"rate {number(event, 'learning_rate'):.1e}",
             f"{self._left(event)} left",
         ]
         return " · ".join(words)
 
     def _left(self, event: Event) -> str:
         """Time to the last step at the pace of the last ones, evaluations and checkpoints included."""
-        left = self._steps - _number(event, "step")
+        left = self._steps - number(event, "step")
         elapsed, counted = self._recent[-1][0] - self._recent[0][0], len(self._recent) - 1
         if not counted:
             elapsed, counted = self._recent[-1][2], 1
@@ -165,16 +167,3 @@ class ConsoleObserver:
 
     def _say(self, what: str | Text) -> None:
         self._console.print(what, highlight=False, markup=False, soft_wrap=True)
-
-
-def amount(size: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.0f} kB"
-
-
-def _number(event: Event, name: str) -> float:
-    value = event.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0

@@ -6,6 +6,7 @@ Written by hand, so that a picture needs no plotting library.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import accumulate, pairwise
 
 from glm_accelerate.observe.events import Event
@@ -13,6 +14,7 @@ from glm_accelerate.observe.events import Event
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 44, 52
 MOST_POINTS = 600  # more than the picture is wide tells nobody anything
+LONGEST_TITLE = 42  # letters: beyond them stands the legend
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 STYLE = """\
@@ -38,12 +40,13 @@ class Frame:
 
     last_step: float
     highest: float
+    lowest: float = 0.0
 
     def x(self, step: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * step / self.last_step
 
     def y(self, loss: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(loss, self.highest) / self.highest)
+        return TOP + (HEIGHT - TOP - BOTTOM) * (self.highest - loss) / (self.highest - self.lowest)
 
     def path(self, points: Iterable[Point]) -> str:
         return " ".join(f"{self.x(step):.1f},{self.y(loss):.1f}" for step, loss in points)
@@ -74,17 +77,14 @@ def loss_curve(events: Sequence[Event], title: str) -> str:
     train, held = losses(events, "step"), losses(events, "eval")
     every = [*train, *held]
     last_step = max((step for step, _ in every), default=1.0) or 1.0
-    ticks = _ticks(max((loss for _, loss in every), default=1.0) or 1.0)
-    frame = Frame(last_step, ticks[-1])
+    marks = ticks(0.0, max((loss for _, loss in every), default=1.0) or 1.0)
+    frame = Frame(last_step, marks[-1])
     mean = smoothed(train, len(train) // 80)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{_escaped(title)}">',
-        f"<title>{_escaped(title)}</title><style>{STYLE}</style>",
-        f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{_escaped(title)}</text>',
-        *_axes(frame, ticks),
-        f'<polyline class="train" points="{frame.path(_thinned(train))}"/>',
-        f'<polyline class="smooth" points="{frame.path(_thinned(mean))}"/>',
+        *opening(title),
+        *axes(frame, marks),
+        f'<polyline class="train" points="{frame.path(thinned(train))}"/>',
+        f'<polyline class="smooth" points="{frame.path(thinned(mean))}"/>',
         f'<polyline class="held" points="{frame.path(held)}"/>',
         *(f'<circle class="dot" cx="{frame.x(s):.1f}" cy="{frame.y(y):.1f}" r="3.5"/>' for s, y in held),
         *_legend(),
@@ -104,15 +104,28 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
 
 
-def _axes(frame: Frame, ticks: Sequence[float]) -> list[str]:
+def opening(title: str) -> list[str]:
+    """The beginning of a picture: its size, colours and title, which may be anybody's text."""
+    said = escaped(title)
+    short = escaped(title if len(title) <= LONGEST_TITLE else title[: LONGEST_TITLE - 1] + "…")
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{said}">',
+        f"<title>{said}</title><style>{STYLE}</style>",
+        f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{short}</text>',
+    ]
+
+
+def axes(frame: Frame, marks: Sequence[float]) -> list[str]:
+    """Lines at the losses given, and numbers along both sides."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>']
-    for loss in ticks:
+    for loss in marks:
         y = frame.y(loss)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
         parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss:g}</text>')
-    for step in _ticks(frame.last_step):
-        if step <= frame.last_step:
+    for step in ticks(0.0, frame.last_step):
+        if step <= frame.last_step and step == round(step):
             x = frame.x(step)
             parts.append(
                 f'<text class="quiet" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{step:,g}</text>'
@@ -136,17 +149,20 @@ def _legend() -> list[str]:
     ]
 
 
-def _ticks(highest: float) -> list[float]:
-    """Round numbers from 0 to just above, four to ten of them."""
-    rough = highest / 6
+def ticks(lowest: float, highest: float) -> list[float]:
+    """Round numbers from just below one to just above the other, four to ten of them."""
+    rough = (highest - lowest) / 6
     scale = 10.0 ** math.floor(math.log10(rough))
     unit = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
-    return [round(unit * index, 10) for index in range(math.ceil(highest / unit) + 1)]
+    first, last = math.floor(lowest / unit + 1e-9), math.ceil(highest / unit - 1e-9)
+    return [round(unit * index, 10) for index in range(first, last + 1)]
 
 
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """At most so many as are worth drawing."""
     return points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+def escaped(text: str) -> str:
+    """Anybody's text within XML, which knows no control characters."""
+    return escape("".join(letter if letter.isprintable() else "?" for letter in text))

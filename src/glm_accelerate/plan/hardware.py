@@ -32,6 +32,7 @@ class Hardware:
     torch_version: str
     cuda_version: str | None  # that torch was built with
     driver_version: str | None  # NVIDIA's, also where torch cannot use it
+    threads: int = 0  # with which one process computes on the CPU; 0: as many as there are cores
 
 
 def detect() -> Hardware:
@@ -40,7 +41,17 @@ def detect() -> Hardware:
     common = (cores(), host)
     versions = (str(torch.__version__), torch.version.cuda, driver_version())
     if not torch.cuda.is_available():
-        return Hardware("cpu", _cpu_name(), 1, host, free, *common, "bf16" in _cpu_flags(), *versions)
+        return Hardware(
+            "cpu",
+            _cpu_name(),
+            1,
+            host,
+            free,
+            *common,
+            "bf16" in _cpu_flags(),
+            *versions,
+            torch.get_num_threads(),
+        )
     device = torch.cuda.current_device()
     free, total = torch.cuda.mem_get_info(device)
     return Hardware(

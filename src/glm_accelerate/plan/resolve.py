@@ -20,6 +20,7 @@ from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
+from glm_accelerate.plan.beside import Between, Place, place_of
 from glm_accelerate.plan.fit import Settled, setting_of
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
@@ -28,7 +29,7 @@ from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
 from glm_accelerate.runtime.errors import UserError
 
 DEFAULT_STEP_SAMPLES = 16
-MOST_EVALUATED = 256
+MOST_EVALUATED = 256  # inline: training waits for each of them
 MOST_BETWEEN = 500  # steps from one evaluation to the next
 CORE_PRODUCTS = 3e11  # floating-point operations a second: about what training reached on a core with AMX
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
@@ -47,6 +48,15 @@ class Ground:
     inputs: Inputs
     hardware: Hardware
     ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How often, on how many samples at the most, and where."""
+
+    every: int
+    samples: int
+    place: Place
 
 
 def plan_for(config: RunConfig, progress: Callable[[str, int, int], None] | None = None) -> RunPlan:
@@ -93,7 +103,8 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     steps, per_epoch = load.steps, load.steps_per_epoch
     settled = _settled(config, ground, steps, per_epoch, say)
     micro_tokens, why = _micro_tokens(config, ground)
-    weighed = _weighed(config, ground, settled, micro_tokens, load)
+    evaluation = _evaluation(config, ground, settled, load, say)
+    weighed = _weighed(config, ground, settled, micro_tokens, load, evaluation.place)
     say("ranks", ground.ranks, "as launched")
     say("shards", *_shards_said(settled, weighed))
     chosen = weighed.found.setting
@@ -102,7 +113,6 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     _say_memory(config, weighed, say)
     warmup = _warmup(config, steps, say)
     codec = _saving(config, say)
-    evaluated, judged = _evaluation(config, inputs, steps, say)
     say("device", ground.hardware.name, f"{ground.hardware.device}, {ground.hardware.cores} cores")
     _refuse(config, settled, chosen.job)
     plan = RunPlan(
@@ -121,8 +131,11 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         recompute=chosen.job.recompute != "off",
         warmup_steps=warmup,
         codec=codec,
-        evaluate_every=evaluated,
-        evaluate_samples=judged,
+        evaluate_every=evaluation.every,
+        evaluate_samples=evaluation.samples,
+        evaluate_where=evaluation.place.where,
+        evaluate_device=evaluation.place.device,
+        evaluate_threads=evaluation.place.threads,
         reasons=tuple(reasons),
         compile=settled.compiled,
         offload=tuple(sorted(chosen.job.offload)),
@@ -189,11 +202,16 @@ def _settled(config: RunConfig, ground: Ground, steps: int, per_epoch: int, say:
     return Settled(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
 
 
-def _weighed(config: RunConfig, ground: Ground, settled: Settled, micro_tokens: int, load: Load) -> Weighed:
+def _weighed(
+    config: RunConfig, ground: Ground, settled: Settled, micro_tokens: int, load: Load, place: Place
+) -> Weighed:
     """Frozen weights that are divided only because there are many are whole where that needs less: what is
     gathered of them comes on top.
     """
     setting = setting_of(config, ground.family, ground.sizes, ground.hardware, settled, micro_tokens)
+    beside, away = place.where == "beside", place.where in ("beside", "external")
+    job = replace(setting.job, snapshots=away, evaluator=beside and place.device == "cpu")
+    setting = replace(setting, job=job)
     divided = weigh(config, setting, load, ground.hardware)
     if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:
         return divided
@@ -350,15 +368,31 @@ def _saving(config: RunConfig, say: Say) -> str:
     return codec
 
 
-def _evaluation(config: RunConfig, inputs: Inputs, steps: int, say: Say) -> tuple[int, int]:
-    if inputs.dev is None:
+def _evaluation(config: RunConfig, ground: Ground, settled: Settled, load: Load, say: Say) -> Evaluation:
+    inputs, dev = ground.inputs, ground.inputs.dev
+    if dev is None:
         say("evaluation", "never", "no data.dev")
-        return 0, 0
+        return Evaluation(0, 0, Place("never", "", 0, ""))
     asked = config.evaluate.every
-    every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, steps // 10))
-    wanted = config.evaluate.samples
-    judged = min(len(inputs.dev), MOST_EVALUATED if wanted == "auto" else wanted)
+    every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, load.steps // 10))
     say("evaluation", f"every {every:,} steps", _said(asked, f"a tenth of the run, at most {MOST_BETWEEN}"))
-    say("held-out samples", f"{judged:,} of {len(inputs.dev):,}", _said(wanted, f"at most {MOST_EVALUATED}"))
-    say("where", "inline", "one device: training waits")
-    return every, judged
+    per_step = float(inputs.train.lengths.sum()) / load.steps_per_epoch
+    judged = float(dev.lengths.mean()) * min(len(dev), MOST_EVALUATED)
+    parameters = ground.sizes.parameters
+    work = Between(
+        load.steps / every, every * per_step, judged, parameters, settled.compute, 4.0 * parameters
+    )
+    place = place_of(config, ground.hardware, ground.ranks, work)
+    say("where", " on ".join(filter(None, [place.where, place.device])), place.why)
+    wanted, total = config.evaluate.samples, len(dev)
+    if wanted == "auto":
+        most = min(total, MOST_EVALUATED) if place.where == "inline" else total
+        why = "as many as tell a step from the best one" + ("" if most == total else f", at most {most}")
+    else:
+        most, why = (total if wanted == "all" else min(total, wanted)), "the config"
+    say(
+        "held-out samples",
+        f"up to {most:,} of {total:,}" if wanted == "auto" else f"{most:,} of {total:,}",
+        why,
+    )
+    return Evaluation(every, most, place)

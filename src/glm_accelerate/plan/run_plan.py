@@ -9,7 +9,12 @@ from typing import Any
 from glm_accelerate.memory.job import Estimate, Item
 
 LEAST_MICRO = 64  # tokens: what a config may say, and a multiple of which passes are
-UNSEEN = ("context", "fragmentation", "writer")  # items that are no tensors, or another process's
+UNSEEN = (
+    "context",
+    "fragmentation",
+    "writer",
+    "evaluator",
+)  # items that are no tensors, or another process's
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,10 @@ class RunPlan:
     warmup_steps: int
     codec: str
     evaluate_every: int  # 0: never
-    evaluate_samples: int
+    evaluate_samples: int  # at the most
+    evaluate_where: str  # beside, inline or external
+    evaluate_device: str  # of an evaluator beside
+    evaluate_threads: int  # ... on a CPU, at the most
     compile: bool  # operators between matrix products
     reasons: tuple[Reason, ...]
     offload: tuple[str, ...] = ()  # of activations, optimizer, weights

@@ -64,6 +64,11 @@ def cores() -> int:
     return max(1, min(allowed, _quota(Path("/sys/fs/cgroup/cpu.max"), allowed)))
 
 
+def last_cores(count: int) -> list[int] | None:
+    """The numbers of the last so many of them; None where a process cannot choose its cores."""
+    return sorted(os.sched_getaffinity(0))[-count:] if sys.platform == "linux" else None
+
+
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES, if it is set: empty hides every GPU."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

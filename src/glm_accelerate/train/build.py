@@ -16,7 +16,8 @@ from glm_accelerate.checkpoint.load import load_base
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pipeline import steps
-from glm_accelerate.evaluate.inline import InlineEvaluator
+from glm_accelerate.evaluate.beside import Beside
+from glm_accelerate.evaluate.examine import GlmExaminer, exam_of
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.memory.frozen import FrozenWeights
 from glm_accelerate.models.adapt import adapt
@@ -36,17 +37,20 @@ from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.reduce import spread
 from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
 from glm_accelerate.plan.resolve import order_of
+from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_parts, require
+from glm_accelerate.runtime import env
 from glm_accelerate.runtime.device import keep_freed_memory, pick_device
-from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import repeat_exactly
+from glm_accelerate.train.asked import Asked
 from glm_accelerate.train.directory import (
     give_up_after,
     make_ready,
     read_first,
 )
+from glm_accelerate.train.evaluation import Evaluation
 from glm_accelerate.train.half import Half, in_half
 from glm_accelerate.train.lock import only_trainer
 from glm_accelerate.train.loop import Run
@@ -54,6 +58,7 @@ from glm_accelerate.train.mismatch import check
 from glm_accelerate.train.rehearsal import rehearsal
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.settle import Settled, Start, begun_on, settle
+from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.sparing import recompute_as_needed
 from glm_accelerate.train.state import Held, Progress, moved, restore
 from glm_accelerate.train.watch import neighbours, watch_over
@@ -225,7 +230,7 @@ def _run(
     half: Half | None,
 ) -> Run:
     config, plan, ranks, inputs = settled.config, settled.plan, settled.ranks, settled.inputs
-    said = launched()
+    said = env.launched()
     job = said.job if said is not None else ""
     saver = Saver(
         run=settled.directory,
@@ -267,7 +272,7 @@ def _run(
         saver=saver,
         ranks=ranks,
         watch=watch_over(plan, inputs.train.lengths, model.embed.device),
-        evaluate=_evaluation(settled, model, progress, events),
+        evaluation=_evaluation(settled, model, optimizer, progress, events),
         half=half,
         rehearse=lambda: rehearsal(settled, model, optimizer, progress, events, fused),
         fused=fused,
@@ -275,30 +280,80 @@ def _run(
 
 
 def _evaluation(
-    settled: Settled, model: Decoder, progress: Progress, events: Events
-) -> Callable[[], None] | None:
-    config, plan, inputs = settled.config, settled.plan, settled.inputs
-    if inputs.dev is None or not plan.evaluate_every:
+    settled: Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events
+) -> Evaluation | None:
+    """Inline on the trainer's own weights, or by snapshots that others evaluate."""
+    config, plan, ranks = settled.config, settled.plan, settled.ranks
+    run, held_out = settled.directory, settled.inputs.dev
+    if held_out is None or not plan.evaluate_every:
         return None
-    evaluator = InlineEvaluator(
-        held_out=inputs.dev,
-        samples=plan.evaluate_samples,
-        micro_tokens=plan.micro_tokens,
-        tokenizer=inputs.tokenizer,
-        stops=inputs.stops,
-        metrics=config.evaluate.metrics,
-        max_new_tokens=config.evaluate.max_new_tokens,
-        run_dir=settled.directory,
+    exam = exam_of(config, plan, settled.inputs)
+    beside = _beside(settled, events) if plan.evaluate_where == "beside" and ranks.first else None
+    inline = plan.evaluate_where == "inline"
+    if plan.evaluate_where == "beside":
+        inline = ranks.decide(lambda: beside is None)
+    section = config.evaluate
+    lag = plan.evaluate_every if section.lag == "auto" else section.lag
+    asked = Asked(
+        run=run,
+        plan=exam.plan,
+        section=section,
+        judging=progress.judging,
         attempt=settled.attempt,
-        publishes=settled.ranks.first,
+        lag=lag if section.decides and not inline else 0,
+        beside=beside,
+        threads=plan.evaluate_threads,
+    )
+    snapshots = Snapshots(
+        run=run,
+        checkpointer=Checkpointer(
+            run, rank=ranks.rank, ranks=ranks.count, run_id=settled.run_id, kind="snapshot"
+        ),
+        attempt=settled.attempt,
+        hold=lambda: moved(model, optimizer, ranks),
+        fingerprints=settled.prints,
+        facts={"template": plan.template, "method": config.adapt.method},
+    )
+    return Evaluation(
+        run=run,
+        asked=asked,
+        section=section,
+        every=plan.evaluate_every,
+        lag=lag,
+        last=plan.steps,
+        attempt=settled.attempt,
+        ranks=ranks,
+        events=events,
+        progress=progress,
+        whole=exam.looks == (len(held_out),),
+        inline=GlmExaminer(exam, model, ranks=ranks, by={"where": "inline"}) if inline else None,
+        snapshots=None if inline else snapshots,
+        settle=lambda: free(model),
+        where="inline" if inline else plan.evaluate_where,
     )
 
-    def evaluate() -> None:
-        fields = evaluator.evaluate(model, progress.position)
-        free(model)
-        loss = fields.get("loss")
-        if isinstance(loss, float):
-            progress.losses[progress.position] = loss
-        events.emit("eval", fields)
 
-    return evaluate
+def _beside(settled: Settled, events: Events) -> Beside | None:
+    """The evaluator, or None where there is no room for one: then training waits for its evaluations."""
+    plan, section = settled.plan, settled.config.evaluate
+    items = () if plan.memory is None else plan.memory.items
+    try:
+        return Beside(
+            settled.directory,
+            device=plan.evaluate_device,
+            threads=1,
+            cores=_left_over(plan),
+            oldest=section.keep == "all" or section.decides,
+            host_bytes=sum(item.bytes for item in items if item.what == "evaluator"),
+        )
+    except UserError as error:
+        events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})
+        return None
+
+
+def _left_over(plan: RunPlan) -> Sequence[int] | None:
+    """The cores that an evaluator keeps to, where training on a CPU leaves some."""
+    left = env.cores() - plan.ranks * torch.get_num_threads()
+    if plan.device != "cpu" or left < plan.evaluate_threads:
+        return None
+    return env.last_cores(plan.evaluate_threads)

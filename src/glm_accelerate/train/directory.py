@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from glm_accelerate.checkpoint.find import candidates, is_directory, published
 from glm_accelerate.checkpoint.foreign import is_foreign
-from glm_accelerate.checkpoint.format import FOLDER, Damaged, step_of
+from glm_accelerate.checkpoint.format import FOLDER, Damaged, place, step_of
 from glm_accelerate.checkpoint.publish import sweep, write_text
 from glm_accelerate.checkpoint.retain import abandon_after
 from glm_accelerate.config.load import load_config, to_yaml
@@ -126,7 +126,8 @@ def give_up_after(run: Path, step: int) -> list[int]:
 
     It lists the directory, so that a start from an explicit path leaves it for the first save.
     """
-    sweep(run / FOLDER)
+    for kind in ("checkpoint", "snapshot"):
+        sweep(place(run, kind, 0).parent)
     try:
         return abandon_after(run, step)
     except OSError as error:

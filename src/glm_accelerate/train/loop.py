@@ -18,6 +18,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import memory_in_use, reset_peak
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.train.evaluation import Evaluation
 from glm_accelerate.train.half import Half, settle
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
@@ -41,7 +42,7 @@ class Run:
     saver: Saver
     ranks: Ranks
     watch: Watch  # over memory
-    evaluate: Callable[[], None] | None
+    evaluation: Evaluation | None
     half: Half | None = None  # in float16
     rehearse: Callable[[], None] | None = None  # before the first step
     fused: FusedBackward | None = None  # weights move within the backward pass
@@ -50,6 +51,8 @@ class Run:
 def loop(run: Run, stop: StopRequest) -> str:
     """Train until the plan's last step or a request to stop. Returns the reason for stopping."""
     progress, plan, ranks = run.progress, run.plan, run.ranks
+    if run.evaluation is not None and run.evaluation.stopped is not None:
+        return "done"
     run.model.train()
     first = progress.position + 1
     for step in run.steps:
@@ -81,36 +84,54 @@ def loop(run: Run, stop: StopRequest) -> str:
         progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
         scaled = {"loss_scale": scale} if run.half is not None else {}
         run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds) | scaled)
-        if (said := run.watch.drift(step)) is not None:
-            run.events.emit("warning", {"said": said})
-        if progress.level.jumped == step.number:
-            said = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
-            run.events.emit("warning", {"said": f"{said}: checkpoints are suspect until it is back"})
+        _warn(run, step, outcome, usual)
         run.saver.heed()
         last = step.number == plan.steps
         failing = progress.bad_in_a_row >= run.config.train.max_bad_steps
-        if run.evaluate is not None and (last or step.number % plan.evaluate_every == 0):
+        over = None  # why there is nothing more to train
+        if run.evaluation is not None:
             ranks.doing.phase = "evaluating"
-            run.evaluate()
+            over = run.evaluation.after(
+                step.number, lambda number=step.number: stop.reason(number) is not None
+            )
+        last = last or over is not None
         asked = stop.reason(step.number)  # asked late: a signal may have come during the evaluation
         stopping, due = ranks.total([asked is not None, run.saver.due(seconds)])
         if last or failing or stopping or due:
             ranks.doing.phase = "saving"
             run.saver.save(final=bool(last or failing or stopping))
         if failing:
-            raise UserError(
-                f"gradients not finite {progress.bad_in_a_row} steps in a row (up to step {step.number})"
-                + (", at the lowest loss scale" if run.half is not None else ""),
-                cure="a lower optim.learning_rate, a longer optim.warmup, or precision.compute=float32",
-            )
+            raise _not_finite(run, step)
+        if over is not None:
+            break
         if stopping and not last:
             return asked or "a signal to another rank"
     return "done"
 
 
+def _warn(run: Run, step: Step, outcome: Outcome, usual: float | None) -> None:
+    """What a person should know of this step."""
+    said = [run.watch.drift(step)]
+    if run.progress.level.jumped == step.number:
+        jump = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
+        said.append(f"{jump}: checkpoints are suspect until it is back")
+    for sentence in filter(None, said):
+        run.events.emit("warning", {"said": sentence})
+
+
+def _not_finite(run: Run, step: Step) -> UserError:
+    lowest = ", at the lowest loss scale" if run.half is not None else ""
+    times = f"{run.progress.bad_in_a_row} steps in a row (up to step {step.number})"
+    return UserError(
+        f"gradients not finite {times}{lowest}",
+        cure="a lower optim.learning_rate, a longer optim.warmup, or precision.compute=float32",
+    )
+
+
 def _rate(run: Run) -> float:
     optim = run.config.optim
-    return rate(
+    times = 0 if run.evaluation is None else run.evaluation.lowered
+    return run.config.evaluate.lower_rate_by**times * rate(
         run.progress.applied,
         run.plan.steps,
         schedule=optim.schedule,

@@ -52,15 +52,21 @@ def train(
             on_built(ready)
         run = ready.run
         run.events.emit("start" if ready.resumed is None else "resume", _start_fields(ready))
-        if ready.resumed is None and run.evaluate is not None:
-            run.evaluate()
         with StopRequest(stop_after) as stop:
             try:
+                if run.evaluation is not None:
+                    run.evaluation.begin(fresh=ready.resumed is None)
                 reason = loop(run, stop)
             except BaseException as error:
                 run.saver.abandon(rank_ended=isinstance(error, RuntimeError) and peer_ended(error))
+                if run.evaluation is not None:
+                    run.evaluation.close()
                 raise
             run.saver.finish()
+            if run.evaluation is not None and reason == "done":
+                run.evaluation.finish()
+            elif run.evaluation is not None:
+                run.evaluation.close()
             run.events.emit("stop", {"reason": reason, "step": run.progress.position})
         seconds = time.perf_counter() - began
         return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))

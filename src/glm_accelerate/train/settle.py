@@ -14,6 +14,7 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.evaluate.metrics import metric_names
 from glm_accelerate.models.adapt.files import is_adapter
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
@@ -64,6 +65,7 @@ def settle(
 ) -> Settled:
     """The first rank looks and decides; what it prepares the others find ready."""
     choice, attempt, run_id = _begin(config, directory, start, ranks)
+    metric_names(config.evaluate.metrics)  # what cannot be computed is refused now
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
     ranks.doing.phase = "preparing data"

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from glm_accelerate.checkpoint.foreign import Foreign
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
+from glm_accelerate.evaluate.decide import Judged, answered
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, load_optimizer_state, optimizer_state, shaped_otherwise
@@ -36,6 +37,30 @@ class Wide:
 
 
 @dataclass(slots=True)
+class Judging:
+    """What was asked of evaluations and what they answered: all decisions follow from that."""
+
+    asked: list[int] = field(default_factory=list[int])  # steps
+    judged: dict[int, Judged] = field(default_factory=dict[int, Judged])  # those that were answered
+
+    @property
+    def pending(self) -> list[int]:
+        """Steps whose evaluation is still to come."""
+        return [step for step in self.asked if step not in self.judged]
+
+    @property
+    def prefix(self) -> list[Judged]:
+        """What was answered, up to the first step that is still to come."""
+        return answered(self.asked, self.judged)
+
+    @staticmethod
+    def from_json(said: Mapping[str, Any]) -> "Judging":
+        """What `asdict` gave, after JSON made words of steps."""
+        judged = {int(step): Judged(**one) for step, one in said["judged"].items()}
+        return Judging(said["asked"], judged)
+
+
+@dataclass(slots=True)
 class Progress:
     """Where a run stands. The one mutable object of the training loop."""
 
@@ -45,6 +70,7 @@ class Progress:
     bad: int = 0  # all of them
     tokens: int = 0  # unpadded, over the whole run
     losses: dict[int, float] = field(default_factory=dict)  # held-out loss by step
+    judging: Judging = field(default_factory=Judging)
     level: Level = field(default_factory=Level)  # of the training loss
     scale: Scale | None = None  # of the loss, in float16
     wide: Wide | None = None  # in float16, once it is measured
@@ -80,6 +106,7 @@ class Progress:
         return Progress(
             **rest,
             losses=losses,
+            judging=Judging.from_json(said["judging"]) if "judging" in said else Judging(),
             level=level,
             scale=None if scale is None else Scale(**scale),
             wide=None if wide is None else Wide(wide["step"], tuple(wide["layers"])),

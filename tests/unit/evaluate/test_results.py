@@ -1,75 +1,128 @@
-"""Results on disk: strict JSON, whole or not there, and the highest attempt wins."""
+"""Requests and results as words: what is written reads back, what is broken or foreign is named."""
 
 import json
-import os
-from dataclasses import replace
+import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from glm_accelerate.evaluate.results import Result, plan_hash, read_results, write_result
-from glm_accelerate.evaluate.score import Prediction
+from glm_accelerate.evaluate.results import (
+    Comparison,
+    Request,
+    Result,
+    parse_request,
+    parse_result,
+    parse_stem,
+    plan_hash,
+    sound,
+    whole_plan,
+)
 from glm_accelerate.runtime.errors import UserError
 
-RESULT = Result(
-    step=300, plan="0a1b2c3d", attempt=1, status="done", loss=2.5, ci95=(2.25, 2.75), samples=64, total=1000,
-    metrics={"exact_match": 0.5}, seconds=1.5, intervals={"exact_match": (0.4, 0.6)},
-)  # fmt: skip
-CASES = (Prediction("问\n", "好", "好", True), Prediction("q\u2028", "yes", "no", False))
+PLAN = "0123abcd"
+COMPARED = Comparison(2, f"2-{PLAN}-1", -0.02, (-0.03, -0.01), "better", 2, 4)
+FULL = Result(
+    step=3,
+    plan=PLAN,
+    attempt=1,
+    status="done",
+    loss=2.25,
+    ci95=(2.0, 2.5),
+    samples=100,
+    total=400,
+    metrics={"bleu": 12.5},
+    intervals={"bleu": (10.0, 15.0)},
+    seconds=1.5,
+    against=COMPARED,
+    by={"device": "cpu"},
+)
 
 
-def test_what_was_written_is_read(tmp_path):
-    path = write_result(tmp_path, RESULT, CASES)
-    assert path == tmp_path / "evals" / "300-0a1b2c3d-1.json"
-    assert read_results(tmp_path) == {300: RESULT}
-    lines = path.with_name("300-0a1b2c3d-1.predictions.jsonl").read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line) for line in lines[:-1]] == [
-        {"prompt": "问\n", "reference": "好", "answer": "好", "right": True},
-        {"prompt": "q\u2028", "reference": "yes", "answer": "no", "right": False},
-    ]
-    assert "好" in lines[0]  # readable
-    assert sorted(os.listdir(tmp_path / "evals")) == [path.stem + ".json", path.stem + ".predictions.jsonl"]
+def test_what_is_written_reads_back() -> None:
+    assert parse_result(json.dumps(asdict(FULL)), Path(f"3-{PLAN}-1.json")) == FULL
+    request = Request(3, PLAN, 1, "snapshots/snapshot-3", against=FULL.stem, whole=True)
+    assert parse_request(json.dumps(asdict(request)), Path(f"3-{PLAN}-1.asked.json")) == request
 
 
-def test_the_event_has_the_fields_of_the_contract():
-    assert " ".join(RESULT.event()) == "step status loss ci95 samples total metrics seconds"
-    failed = replace(RESULT, status="failed", loss=None, ci95=None, reason="out of memory")
-    assert failed.event() | {"reason": "out of memory"} == failed.event()
-    assert json.loads(json.dumps(failed.event(), allow_nan=False))["loss"] is None
+def test_a_result_of_an_earlier_version_reads() -> None:
+    said = asdict(FULL)
+    del said["against"], said["by"]
+    assert parse_result(json.dumps(said), Path(f"3-{PLAN}-1.json")).loss == 2.25
 
 
-def test_the_highest_attempt_wins_whatever_came_last(tmp_path):
-    write_result(tmp_path, replace(RESULT, attempt=10, loss=1.0))
-    write_result(tmp_path, replace(RESULT, attempt=9, loss=9.0))
-    write_result(tmp_path, replace(RESULT, step=100))
-    results = read_results(tmp_path)
-    assert list(results) == [100, 300]
-    assert results[300].loss == 1.0
+def test_what_a_newer_version_added_is_not_read() -> None:
+    said = {**asdict(FULL), "perplexity": 9.0}
+    assert parse_result(json.dumps(said), Path(f"3-{PLAN}-1.json")) == FULL
 
 
-def test_made_again_it_replaces_itself(tmp_path):
-    write_result(tmp_path, RESULT, CASES)
-    write_result(tmp_path, replace(RESULT, loss=2.0), CASES[:1])
-    assert read_results(tmp_path)[300].loss == 2.0
-    assert len(list((tmp_path / "evals").iterdir())) == 2
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": "2.25"},
+        {"status": "fine"},
+        {"step": 3.5},
+        {"ci95": [1.0]},
+        {"metrics": {"bleu": None}},
+        {"metrics": [1]},
+        {"step": 4},
+        {"attempt": 2},
+        {"plan": None},
+    ],
+)
+def test_a_result_that_is_broken_or_anothers_is_named(change: dict[str, object]) -> None:
+    path = Path(f"evals/3-{PLAN}-1.json")
+    with pytest.raises(UserError, match=f"evals/3-{PLAN}-1.json"):
+        parse_result(json.dumps({**asdict(FULL), **change}), path)
 
 
-def test_nan_is_never_written(tmp_path):
-    with pytest.raises(ValueError, match="JSON"):
-        write_result(tmp_path, replace(RESULT, loss=float("nan")))
-    assert list((tmp_path / "evals").iterdir()) == []
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 3, "step": 3}', '{"loss": NaN}'])
+def test_what_is_no_result_is_named(text: str) -> None:
+    with pytest.raises(UserError, match="move it away"):
+        parse_result(text, Path(f"3-{PLAN}-1.json"))
 
 
-def test_what_is_not_a_result(tmp_path):
-    assert read_results(tmp_path) == {}
-    folder = write_result(tmp_path, RESULT).parent
-    (folder / ".400-0a1b2c3d-1.json.abc").write_text("{")  # left by a kill
-    (folder / "notes.json").write_text("mine")
-    assert read_results(tmp_path) == {300: RESULT}
-    (folder / "400-0a1b2c3d-1.json").write_text('{"step": 400}')
-    with pytest.raises(UserError, match=r"400-0a1b2c3d-1\.json: not a result"):
-        read_results(tmp_path)
+@pytest.mark.parametrize("weights", ["/etc", "../other/snapshots/snapshot-3", "snapshots/../../x"])
+def test_weights_lie_in_the_run(weights: str) -> None:
+    said = json.dumps(asdict(Request(3, PLAN, 1, weights)))
+    with pytest.raises(UserError, match="outside the run"):
+        parse_request(said, Path(f"3-{PLAN}-1.asked.json"))
 
 
-def test_a_plan_is_named_by_what_it_asks():
-    assert plan_hash({"a": 1, "b": [2]}) == plan_hash({"b": [2], "a": 1})
-    assert plan_hash({"a": 1}) != plan_hash({"a": 2})
+@pytest.mark.parametrize(
+    "name",
+    ["03-0123abcd-1", "3-0123ABCD-1", "3-0123abc-1", "3-0123abcd-01", "3-0123abcd-1 ", "３-0123abcd-1", "-1"],
+)
+def test_only_exact_names_are_names(name: str) -> None:
+    assert parse_stem("3-0123abcd-1") == (3, "0123abcd", 1)
+    assert parse_stem(name) is None
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_a_failure(loss: float) -> None:
+    said = sound(Result(3, PLAN, 1, "done", loss=loss, ci95=(loss, loss), metrics={"bleu": 1.0}))
+    assert (said.status, said.loss, said.ci95, said.metrics) == ("failed", None, None, {"bleu": 1.0})
+    assert said.reason is not None
+    assert str(loss) in said.reason
+
+
+def test_a_metric_that_is_no_number_is_left_out_and_named() -> None:
+    """A user's own metric may give anything."""
+    odd = {"nan": math.nan, "text": "good", "none": None, "truth": True, "right": 0.5}
+    intervals = {"nan": (0.0, 1.0), "right": (0.25, math.inf)}
+    said = sound(Result(3, PLAN, 1, "done", loss=2.0, metrics=odd, intervals=intervals))  # pyright: ignore[reportArgumentType]
+    assert (said.status, said.loss, said.metrics, said.intervals) == ("done", 2.0, {"right": 0.5}, {})
+    assert said.reason is not None
+    assert all(name in said.reason for name in ("nan", "none", "text", "truth"))
+
+
+def test_an_event_says_what_matters() -> None:
+    assert FULL.event()["against"] == asdict(COMPARED)
+    assert "reason" not in FULL.event()
+    assert Result(3, PLAN, 1, "skipped", reason="late").event()["reason"] == "late"
+
+
+def test_a_plan_is_named_by_its_words() -> None:
+    assert plan_hash({"a": 1, "b": [2]}) == plan_hash({"b": [2], "a": 1}) != plan_hash({"a": 1, "b": [3]})
+    assert parse_stem(f"3-{whole_plan(PLAN)}-1") is not None
+    assert whole_plan(PLAN) != PLAN

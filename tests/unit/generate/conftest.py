@@ -1,6 +1,6 @@
 """Tiny GLM models with random weights, made by transformers, beside ours that read the same files."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,19 @@ class Pair:
     theirs: Any
 
 
-def make_pair(family: str, dtype: torch.dtype, directory: Path) -> Pair:
+def make_pair(family: str, dtype: torch.dtype, directory: Path, **sizes: Any) -> Pair:
     config, make = FAMILIES[family]
     torch.manual_seed(0)
-    theirs = make(config(**SIZES)).to(dtype).eval()
+    theirs = make(config(**{**SIZES, **sizes})).to(dtype).eval()
     for parameter in theirs.parameters():
         parameter.data = torch.randn_like(parameter) * 0.2 + (1 if parameter.ndim == 1 else 0)
     theirs.save_pretrained(directory)
     return Pair(load_model(directory).eval(), theirs)
+
+
+@pytest.fixture(scope="session")
+def make() -> Callable[..., Pair]:
+    return make_pair
 
 
 @pytest.fixture(scope="session", params=sorted(FAMILIES))

@@ -4,12 +4,23 @@ import pytest
 import torch
 
 from glm_accelerate.config.schema import AdaptSection
+from glm_accelerate.generate import answer, decoding
 from glm_accelerate.generate.answer import generate, stream
+from glm_accelerate.generate.decoding import Decoding
 from glm_accelerate.generate.sample import GREEDY, Sampling
+from glm_accelerate.generate.slots import Manner, Row
 from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.cache import Shelf
 from glm_accelerate.runtime.errors import UserError
 
 NEW = 20
+# GLM-4 and GLM-4-0414, with and without biases; all, half or a quarter of a head turns; 1 to 6 heads a key.
+SHAPES = {
+    "glm-biased": ("glm", {"attention_bias": True, "partial_rotary_factor": 0.25}),
+    "glm-one-key": ("glm", {"num_key_value_heads": 1}),
+    "glm4-biased": ("glm4", {"attention_bias": True, "num_key_value_heads": 3}),
+    "glm4-all-keys": ("glm4", {"num_key_value_heads": 6, "partial_rotary_factor": 1.0}),
+}
 
 
 def theirs(model, prompt: list[int], stops: tuple[int, ...] = (1, 2)) -> list[int]:
@@ -48,6 +59,72 @@ def test_greedy_is_what_transformers_generates(pair, prompts, batch):
     assert any(len(answer) == NEW for answer in wanted)
     got = generate(pair.ours, prompts, stops={1, 2}, max_new_tokens=NEW, batch=batch)
     assert got == wanted
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_greedy_in_float32_in_every_shape(name, make, prompts, tmp_path, monkeypatch):
+    """With several rows a slot, few words a pass, and looks at every token and at every fifth."""
+    both = make(SHAPES[name][0], torch.float32, tmp_path, **SHAPES[name][1])
+    many = [*prompts, *(prompt[::-1] for prompt in prompts)]
+    free = [theirs(both.theirs, prompt, (1, 2)) for prompt in many]
+    stops = (1, 2, common_token(free))
+    wanted = [theirs(both.theirs, prompt, stops) for prompt in many]
+    assert len({len(answer) for answer in wanted}) > 2
+    monkeypatch.setattr(decoding, "READ", 40)
+    for batch in (None, 4):
+        assert generate(both.ours, many, stops=stops, max_new_tokens=NEW, batch=batch) == wanted
+    monkeypatch.setattr(answer, "manner_of", lambda _: Manner(rows=64, alike=0.3, unseen=5))
+    assert generate(both.ours, many, stops=stops, max_new_tokens=NEW, batch=5) == wanted
+
+
+def test_prompts_that_wait_move_in_and_answers_are_heard_as_they_end(pair, prompts, monkeypatch):
+    """Two rows at most, seven prompts: no pass is ever made for a row that has ended."""
+    stops = {common_token(generate(pair.ours, prompts, stops=(), max_new_tokens=NEW))}
+    wanted = generate(pair.ours, prompts, stops=stops, max_new_tokens=NEW)
+    grow, sides, heard = Decoding.grow, list[int](), list[tuple[int, list[int], int]]()
+
+    def watched(self: Decoding, passes: int = 1):
+        sides.append(len(self.living))
+        return grow(self, passes)
+
+    monkeypatch.setattr(Decoding, "grow", watched)
+    got = generate(
+        pair.ours,
+        prompts,
+        stops=stops,
+        max_new_tokens=NEW,
+        batch=2,
+        on_answer=lambda number, answer: heard.append((number, list(answer), len(sides))),
+    )
+    assert got == wanted
+    assert sorted((number, answer) for number, answer, _ in heard) == list(enumerate(wanted))
+    assert max(sides) == 2
+    said = [min(len(answer) + 1, NEW) - 1 for answer in wanted]  # passes a row takes after its prompt
+    assert sum(sides) == sum(said)
+    assert len(sides) < sum(said) * 0.75  # mostly two at once
+    assert len({when for _, _, when in heard}) > 3
+    assert [when for _, _, when in heard] == sorted(when for _, _, when in heard)
+
+
+def test_answers_that_have_no_room_are_heard_too(pair):
+    heard: list[int] = []
+    generate(pair.ours, [[5], [6]], stops=(), max_new_tokens=0, on_answer=lambda n, _: heard.append(n))
+    assert heard == [0, 1]
+
+
+def test_several_passes_at_once_say_the_same(pair, prompts):
+    def said(passes: list[int]) -> list[list[int]]:
+        rows = [Row(number, prompt, NEW) for number, prompt in enumerate(prompts)]
+        decoding = Decoding(pair.ours, [Shelf(len(rows), 60)], GREEDY)
+        answers = [tokens for _, tokens in decoding.read([(row, 0) for row in rows])]
+        for row, tokens in zip(rows, answers, strict=True):
+            row.answer += tokens
+        for count in passes:
+            for row, tokens in decoding.grow(count):
+                answers[row.number] += tokens
+        return answers
+
+    assert said([6]) == said([1, 1, 1, 1, 1, 1]) == said([2, 4])
 
 
 def test_every_stop_token_ends_an_answer_and_is_not_part_of_it(pair, prompts):

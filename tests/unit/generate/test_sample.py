@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from glm_accelerate.generate.sample import GREEDY, Sampling, likeliest, pick
+from glm_accelerate.generate.sample import GREEDY, Sampling, greatest, likeliest, pick
 from glm_accelerate.runtime.errors import UserError
 
 CPU = torch.device("cpu")
@@ -14,6 +14,17 @@ CPU = torch.device("cpu")
 def test_greedy_takes_the_likeliest_of_each_row():
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -1.0, 4.0]])
     assert pick(logits, GREEDY, GREEDY.generator(CPU)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("words", [1, 700, 1024, 1500, 8000, 8191])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_greatest_is_the_first_of_equals(words, dtype):
+    logits = torch.randn(9, words, generator=torch.Generator().manual_seed(words)).to(dtype)
+    assert torch.equal(greatest(logits), logits.float().argmax(-1))
+    for row, place in enumerate((0, words - 1, words // 2, words // 3)):
+        logits[row, place:] = 50
+        assert greatest(logits)[row] == place
+    assert greatest(torch.full((2, words), float("-inf"))).tolist() == [0, 0]
 
 
 def test_top_p_keeps_the_fewest_tokens_that_reach_it():

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from glm_accelerate.observe.console import ConsoleObserver, amount, show_start
+from glm_accelerate.observe.console import ConsoleObserver, show_start
 from glm_accelerate.observe.events import Event
 from glm_accelerate.plan.run_plan import Reason, RunPlan
 from glm_accelerate.prove.proof import Proof
@@ -82,12 +82,13 @@ def test_the_live_line_ends_on_the_last_step() -> None:
 def test_evaluations_checkpoints_and_warnings_have_a_line_of_their_own() -> None:
     console = screen(terminal=False)
     observer = ConsoleObserver(console, clock=Clock())
-    said = {"step": 10, "samples": 64, "seconds": 1.25}
+    said = {"step": 1000, "samples": 64, "total": 4000, "seconds": 1.25}
     observer.observe(START)
     observer.observe(
         {"kind": "eval", "status": "done", "loss": 1.5, "metrics": {"exact_match": 0.25}, **said}
     )
     observer.observe({"kind": "eval", "status": "failed", "loss": None, "reason": "out of memory", **said})
+    observer.observe({"kind": "eval", "status": "skipped", "step": 12, "reason": "a newer one waits"})
     observer.observe(
         {
             "kind": "checkpoint",
@@ -100,8 +101,10 @@ def test_evaluations_checkpoints_and_warnings_have_a_line_of_their_own() -> None
     observer.observe(step(11, loss=None, applied=False))
     observer.close()
     assert text(console).splitlines()[1:] == [
-        "evaluation step 10: held-out loss 1.5000, exact match 0.250 (64 samples, 1.2 s)",
-        "evaluation step 10: failed: out of memory (64 samples, 1.2 s)",
+        "evaluation step 1,000: loss 1.5000, exact match 0.250 (64 of 4,000) · 1.2 s",
+        "  a sample: enough to compare steps on it, not for a figure to publish (evaluate RUN --samples all)",
+        "evaluation step 1,000: failed: out of memory · 1.2 s",
+        "evaluation step 12: skipped: a newer one waits",
         "checkpoint checkpoints/checkpoint-10 (2.0 MB, training waited 0.1 s)",
         "warning [red]a file named so[/red]",
         "step 11 was not applied: its loss or gradients were not finite",
@@ -116,14 +119,10 @@ def test_the_start_shows_plan_proofs_and_where_it_goes_on() -> None:
         compute="float32", steps=1200,
         steps_per_epoch=10, step_samples=4, step_tokens=None, micro_tokens=64, recompute=False,
         warmup_steps=1, codec="none", compile=False,
-        evaluate_every=0, evaluate_samples=0,
+        evaluate_every=0, evaluate_samples=0, evaluate_where="never", evaluate_device="", evaluate_threads=0,
         reasons=(Reason("steps", "1,200", "the config"),),
     )  # fmt: skip
     show_start(plan, [Proof("labels", True, "fine"), Proof("[template]", False, "differs")], 600, console)
     lines = text(console).splitlines()
     assert lines[1].split() == ["steps", "1,200", "the", "config"]
     assert lines[2:] == ["✓ labels fine", "✗ [template] differs", "going on after step 600 of 1,200"]
-
-
-def test_amounts() -> None:
-    assert [amount(size) for size in (0, 2_500, 7_300_000, 24e9)] == ["0 kB", "2 kB", "7.3 MB", "24.0 GB"]

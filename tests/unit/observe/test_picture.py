@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from glm_accelerate.observe.events import Event
-from glm_accelerate.observe.picture import loss_curve, losses, smoothed, sparkline
+from glm_accelerate.observe.picture import escaped, loss_curve, losses, opening, smoothed, sparkline, ticks
 
 EVENTS: list[Event] = [
     *({"kind": "step", "step": step, "loss": 8 / step} for step in range(1, 1001)),
@@ -56,3 +56,24 @@ def test_a_sparkline_falls_with_its_values() -> None:
     assert sparkline([]) == ""
     long = sparkline([math.exp(-step / 50) for step in range(1000)], width=30)
     assert (len(long), long[0], long[-1]) == (30, "█", "▁")
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "marks"),
+    [
+        (0, 8, [0, 2, 4, 6, 8]),
+        (1.36, 1.84, [1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9]),
+        (0.98, 1.02, [0.98, 0.99, 1.0, 1.01, 1.02]),
+    ],
+)
+def test_marks_are_round_and_enclose_everything(lowest: float, highest: float, marks: list[float]) -> None:
+    assert ticks(lowest, highest) == marks
+
+
+def test_nobodys_text_breaks_a_picture() -> None:
+    name = "</text><script>\x01\udcff & 'a' \"b\" " + "long " * 40
+    root = ElementTree.fromstring("".join(opening(name)) + "</svg>")
+    title, shown = (root.find(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "text"))
+    assert title is not None and title.text == name.replace("\x01", "?").replace("\udcff", "?")  # noqa: PT018
+    assert shown is not None and shown.text is not None and len(shown.text) == 42  # noqa: PT018
+    assert "<" not in escaped(name)

@@ -18,6 +18,8 @@ def train(names: list[str], run_dir: Path, attempt: int, kind: str, first: int, 
     for step in range(first, last + 1):
         events.emit("step", {"step": step, "loss": attempt * 100.0 + step, "learning_rate": 0.1})
     events.emit("eval", {"step": last, "loss": 0.5, "metrics": {"exact_match": 0.25}})
+    events.emit("eval", {"step": last - 2, "loss": 0.75, "metrics": {}})  # it came late
+    events.emit("eval", {"step": last - 1, "status": "skipped", "loss": None, "metrics": {}})
     events.close()
 
 
@@ -73,6 +75,7 @@ def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
     points = {point.step: point.value for point in read.Scalars("train/loss")}
     assert points == {1: 101, 2: 102, 3: 103, 4: 204, 5: 205, 6: 206, 7: 207, 8: 208}
     assert [(point.step, point.value) for point in read.Scalars("eval/exact_match")] == [(8, 0.25)]
+    assert sorted((point.step, point.value) for point in read.Scalars("eval/loss")) == [(6, 0.75), (8, 0.5)]
     assert math.isclose(read.Scalars("train/learning_rate")[0].value, 0.1, rel_tol=1e-6)
 
 

@@ -65,7 +65,7 @@ def _config(tiny_run: Said, monkeypatch: pytest.MonkeyPatch, window: Window) -> 
     sections = {
         "precision": {"compute": window.compute, "loss_scale": FIRST, "raise_after": 3},
         "train": {"steps": LAST, "step_samples": 4, "max_bad_steps": 5},
-        "evaluate": {"every": 3, "metrics": ["loss"]},
+        "evaluate": {"every": 3, "metrics": ["loss"], "lower_rate_after": 1, "margin": 100.0, "lag": 2},
         "checkpoint": {"every": 1, "wait": True, "keep_last": LAST},
     }
     return RunConfig.model_validate({**tiny_run, **sections})
@@ -111,6 +111,7 @@ def leave_out(run: Path, item: Item, window: Window) -> None:
     else:
         state[item[0]] = fresh[item[0]]
     shutil.rmtree(at(run, CUT))
+    shutil.rmtree(run / "evals")  # else what was answered would be read there again
     pieces = {group: {name: Piece.whole(t) for name, t in one.items()} for group, one in groups.items()}
     checkpointer = Checkpointer(run, run_id=manifest.run)
     checkpointer.save(

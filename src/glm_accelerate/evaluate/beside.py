@@ -1,0 +1,223 @@
+"""The trainer's end of its evaluator: a process that it starts, hears, and starts again, and never waits for.
+
+Results come by the ledger; what is said here is only that the evaluator is ready, at work, or no more.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from glm_accelerate.evaluate.ledger import waiting, withdraw
+from glm_accelerate.evaluate.results import FOLDER, Request, parse_stem
+from glm_accelerate.runtime.errors import UserError
+
+LOG = "evaluator.log"
+PAUSE = 0.2  # seconds between two looks that ask the system
+STRIKES = 2  # ends of the evaluator at one evaluation
+LAST_WORDS = 5.0  # seconds for a process that is told to end
+LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
+LONGEST_LINE = 1000
+USERS_INPUT = 2  # its exit code
+MEMINFO = Path("/proc/meminfo")
+
+
+def why_not(*, threads: int, cores: Sequence[int] | None, host_bytes: int) -> str | None:
+    """Why an evaluator cannot have what it needs on this machine, if so."""
+    if sys.platform == "linux":
+        ours = os.sched_getaffinity(0)
+        if missing := sorted(set(cores or ()) - ours):
+            return f"core {missing[0]} is not this process's to give: it has {sorted(ours)}"
+        if cores is not None and threads > len(set(cores)):
+            return f"{threads} threads on {len(set(cores))} cores"
+    free = _free_memory()
+    if free is not None and host_bytes > free:
+        return f"it needs {host_bytes / 1e9:.1f} GB of host memory, {free / 1e9:.1f} are free"
+    return None
+
+
+class Beside:
+    """One evaluator process at a time. After `restarts` ends without a result between them it is given up."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        device: str,
+        threads: int,
+        cores: Sequence[int] | None,
+        restarts: int = 3,
+        oldest: bool = False,
+        build: str = "",
+        host_bytes: int = 0,
+        pause: float = 1.0,
+    ) -> None:
+        """Starts it. A UserError says what it cannot have. `host_bytes`: that it will need; `pause`: seconds
+        before the first new start, doubled with each.
+        """
+        if (reason := why_not(threads=threads, cores=cores, host_bytes=host_bytes)) is not None:
+            raise UserError(f"no evaluator can run beside training: {reason}", cure="evaluate.where: inline")
+        self._run, self._threads, self._cores = run, threads, tuple(cores or ())
+        self._words = [str(run), "--device", device, "--child", *(["--oldest"] if oldest else [])]
+        self._words += ["--build", build] if build else []
+        self._restarts, self._pause = restarts, pause
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard = b""
+        self._ends = 0  # without a result between them
+        self._at: str | None = None  # the stem of what it is at
+        self._ended_at: Counter[str] = Counter()
+        self._next_look = self._next_start = 0.0
+        self.ready = self.given_up = False
+        self._start()
+
+    def look(self) -> list[str]:
+        """What has happened since, in words for the log; most times it asks nothing. Never waits."""
+        now = time.monotonic()
+        if self.given_up or now < self._next_look:
+            return []
+        self._next_look = now + PAUSE
+        if self._process is None:
+            if now < self._next_start:
+                return []
+            self._start()
+            return ["the evaluator is started again"]
+        code = self._process.poll()
+        self._hear()  # after that: then it is all that was said
+        if code is None:
+            return []
+        if code == USERS_INPUT:  # the same would be wrong the next time
+            self._ends = self._restarts
+        return self._ended(f"signal {-code}" if code < 0 else f"exit code {code}")
+
+    def kill(self, why: str) -> list[str]:
+        """End it wherever it is, stopped or hung, with all that it has started. `look` starts it again."""
+        if self._process is None:
+            return []
+        self._kill()
+        return self._ended(why)
+
+    def share(self, threads: int) -> None:
+        """From its next evaluation on."""
+        if threads != self._threads:
+            self._threads = threads
+            self._tell(f"threads {threads}")
+
+    def close(self, limit: float) -> None:
+        """Let it go: when nothing waits for it any more, at the latest after so many seconds."""
+        ends = time.monotonic() + limit
+        while not self.given_up and time.monotonic() < ends and waiting(self._run):
+            self.look()
+            time.sleep(PAUSE)
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LAST_WORDS)
+            self._kill()
+        self.given_up = True
+
+    def _start(self) -> None:
+        folder = self._run / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / LOG
+        mode = "wb" if log.is_file() and log.stat().st_size > LONGEST_LOG else "ab"
+        # Nice and on its cores before torch is loaded; and our own path, no module of where we happen to be.
+        begin = (
+            f"import os, sys; os.nice(10); cores = {self._cores!r}; cores and os.sched_setaffinity(0, cores)"
+        )
+        ours = (
+            f"sys.path[:] = {sys.path!r}; from glm_accelerate.evaluate.process import main; sys.exit(main())"
+        )
+        command = [sys.executable, "-P", "-c", f"{begin}; {ours}", *self._words]
+        with log.open(mode) as noise:
+            self._process = subprocess.Popen(
+                [*command, "--threads", str(self._threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=noise,
+                start_new_session=True,
+                bufsize=0,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._heard = b""
+
+    def _hear(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._heard += self._process.stdout.read(1 << 16) or b""
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            self.ready = True  # whatever it says, it says it when it is
+            word, _, stem = line.decode("ascii", "replace").partition(" ")
+            self._at = stem if word == "claimed" else None
+            if word == "done":
+                self._ends = 0
+
+    def _tell(self, line: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it does not read, or has just died
+                self._process.stdin.write(f"{line}\n".encode())
+
+    def _ended(self, how: str) -> list[str]:
+        """It is no more: wait a while longer each time, and at last do without."""
+        self._let_go()
+        self._ends += 1
+        said = [f"the evaluator ended ({how}): {_last_line(self._run / FOLDER / LOG)} ({FOLDER}/{LOG})"]
+        said += self._strike(how)
+        if self._ends > self._restarts:
+            self.given_up = True
+            return [*said, "the evaluator is given up"]
+        self._next_start = time.monotonic() + self._pause * 2 ** (self._ends - 1)
+        return said
+
+    def _strike(self, how: str) -> list[str]:
+        """An evaluation that has ended it twice is let be, as one that takes more memory than there is."""
+        stem, self._at = self._at, None
+        parsed = None if stem is None else parse_stem(stem)
+        if stem is None or parsed is None:
+            return []
+        self._ended_at[stem] += 1
+        if self._ended_at[stem] < STRIKES:
+            return []
+        step, plan, attempt = parsed
+        reason = f"the evaluator ended {STRIKES} times while at it ({how})"
+        withdraw(self._run, Request(step, plan, attempt, ""), "failed", reason)
+        return [f"step {step} is not evaluated: {reason}"]
+
+    def _kill(self) -> None:
+        """It and its children: it leads a session of its own."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._hear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        process = self._process
+        self._process, self.ready = None, False
+        for pipe in () if process is None else (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LONGEST_LINE))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def _free_memory() -> int | None:
+    """Bytes of host memory that can be had now, where the system says so."""
+    if not MEMINFO.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024

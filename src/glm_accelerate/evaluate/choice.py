@@ -1,0 +1,52 @@
+"""In which order held-out samples are evaluated: one order for a whole run, so that any number of them from
+its start is a fair sample of all, and a larger sample contains every smaller one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLASSES = 16  # strata in all, about; each source has at least one
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The first n of `order` are the sample of size n: of each stratum its share, to about one sample."""
+
+    order: NDArray[np.int64]  # of all samples
+    strata: NDArray[np.int64]  # stratum of each sample of `order`; neighbours in number are alike
+
+
+def choose(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int) -> Choice:
+    """Strata are a source's samples of like length. Each is shuffled, then dealt out evenly over the order
+    from a start of its own, so that every sample has the same chance to be among the first n.
+    """
+    assert len(lengths) == len(sources) > 0
+    strata = _strata(lengths, sources)
+    sizes = np.bincount(strata)
+    draw = np.random.Generator(np.random.PCG64([seed, 3 << 32]))
+    shuffled = draw.permutation(len(strata))
+    grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    starts = np.repeat(draw.random(len(sizes)), sizes)
+    due = (np.arange(len(strata)) - firsts + starts) / np.repeat(sizes, sizes)
+    order = grouped[np.argsort(due, kind="stable")].astype(np.int64)
+    return Choice(order, strata[order])
+
+
+def _strata(lengths: NDArray[np.integer], sources: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Numbers from 0 without gaps: source by source, and within one from short to long. A source is cut at
+    quantiles of its lengths, into more classes the more of all samples it has.
+    """
+    strata = np.zeros(len(lengths), dtype=np.int64)
+    _, source_of, counts = np.unique(sources, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(source_of, kind="stable"), np.cumsum(counts)[:-1])
+    first = 0
+    for own in members:
+        classes = max(1, round(CLASSES * len(own) / len(lengths)))
+        edges = np.quantile(lengths[own], np.arange(1, classes) / classes)
+        _, within = np.unique(np.searchsorted(edges, lengths[own], side="right"), return_inverse=True)
+        strata[own] = first + within
+        first += int(within.max()) + 1
+    return strata

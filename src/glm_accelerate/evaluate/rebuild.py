@@ -1,0 +1,115 @@
+"""A run's model and exam once more, in another process than the trainer's: from config.yaml and plan.json.
+
+The base is read as the trainer reads it (quantised, merged, restructured); a snapshot's tensors come on top.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from glm_accelerate.checkpoint.find import published
+from glm_accelerate.checkpoint.format import WEIGHTS, Damaged, Shape, step_of
+from glm_accelerate.checkpoint.load import INIT_FROM, load_base
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.config.load import load_config
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import open_inputs
+from glm_accelerate.evaluate.examine import GlmExaminer, exam_of
+from glm_accelerate.evaluate.results import SNAPSHOTS
+from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.adapt.quantized import kind_of
+from glm_accelerate.models.bind import bind_operators
+from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.weights import part_reader
+from glm_accelerate.parallel.part import part_of
+from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
+from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.runtime.errors import UserError
+
+
+def glm_examiner(run: Path, device: torch.device | str, ranks: Ranks = ALONE) -> GlmExaminer:
+    """Ready for the run's requests. Several ranks divide the model, if the run does, and else the samples."""
+    config, plan = _said(run)
+    directory = locate(config.model.path)
+    inputs = open_inputs(config.data, directory)
+    if inputs.dev is None:
+        raise UserError("the run has no held-out data", where=run / "config.yaml", cure="data.dev")
+    place = torch.device(device)
+    divided = ranks.count > 1 and plan.shards > 1
+    model = _model(run, config, plan, directory, place, ranks if divided else ALONE)
+    return GlmExaminer(
+        exam_of(config, plan, inputs),
+        model,
+        lambda path: put(model, path, ranks),
+        ranks=ranks,
+        divided=divided,
+        by={"device": str(place), "dtype": str(model.compute).removeprefix("torch.")},
+        check=model.compute != torch.float32,
+    )
+
+
+@torch.no_grad()
+def put(model: Decoder, snapshot: Path, ranks: Ranks = ALONE) -> None:
+    """A snapshot's tensors into the model, verified; each rank reads its own part alone."""
+    reader = Reader(snapshot)
+    free(model)  # first: what an evaluation before has gathered are other parameters, of other weights
+    places = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if odd := sorted(places.keys() ^ set(reader.names(WEIGHTS))):
+        raise UserError(f"trains other tensors than this config, as {odd[0]}", where=snapshot)
+    for name, parameter in places.items():
+        if (shape := reader.shapes(WEIGHTS)[name]) != tuple(parameter.shape):
+            said = f"{name} is {list(shape)}, this config wants {list(parameter.shape)}"
+            raise UserError(said, where=snapshot)
+        part = part_of(parameter, ranks)
+        part.local.copy_(reader.tensor(WEIGHTS, name, part.offset, part.local.shape))
+
+
+def _said(run: Path) -> tuple[RunConfig, RunPlan]:
+    for name in ("config.yaml", "plan.json"):
+        if not (run / name).is_file():
+            raise UserError(f"no {name} here: no run, or one that has not begun", where=run)
+    plan = RunPlan.from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    return load_config(run / "config.yaml"), plan
+
+
+def _model(
+    run: Path, config: RunConfig, plan: RunPlan, directory: Path, device: torch.device, ranks: Ranks
+) -> Decoder:
+    """Divided over these ranks, if there are several: then a rank reads its own part alone, unless the whole
+    is needed to merge or factor it.
+    """
+    divided, restructures = ranks.count > 1, config.adapt.restructures
+    whole = restructures or (run / INIT_FROM).is_file()
+    first = device if not divided else torch.device("cpu" if whole else "meta")
+    quantized = kind_of(config.adapt)
+    dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
+    model = load_base(run, directory, dtype=dtype, device=first, quantized=quantized)
+    adapt(model, config.adapt, config.train.seed, shapes=_shapes(run) if restructures else None)
+    if divided:
+        shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, ranks.count))
+        if first.type == "meta":
+            fill(model, part_reader(model), device, ranks)
+    model.compute = _compute(config, plan)
+    bind_operators(model, compiled=False)
+    return model
+
+
+def _compute(config: RunConfig, plan: RunPlan) -> torch.dtype:
+    """As training does, unless the config says otherwise. 8-bit products are trained in, not evaluated."""
+    said = plan.compute if config.evaluate.precision == "auto" else config.evaluate.precision
+    return torch.bfloat16 if said == "fp8" else getattr(torch, said)
+
+
+def _shapes(run: Path) -> dict[str, Shape] | None:
+    """Of what the run trains, where it has left anything yet: it spares factoring the base once more."""
+    folder = run / SNAPSHOTS
+    there = [path for path in folder.glob("snapshot-*") if step_of(path.name, "snapshot") is not None]
+    for path in [*there, *published(run)]:
+        try:
+            return Reader(path).shapes(WEIGHTS)
+        except Damaged:
+            continue
+    return None

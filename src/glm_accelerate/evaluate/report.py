@@ -1,0 +1,236 @@
+"""What a run's evaluations found, as a page and a picture: RUN/evals/report.md and report.svg.
+
+evals/*.json -> one table for each set of questions -> the best, the decisions, what it cost, some answers
+events.jsonl -> the training loss, decisions, seconds for which training waited
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+from glm_accelerate.checkpoint.find import BEST
+from glm_accelerate.checkpoint.publish import write_text
+from glm_accelerate.evaluate.ledger import PREDICTIONS, Listing, listing
+from glm_accelerate.evaluate.picture import held_out_curve
+from glm_accelerate.evaluate.results import FOLDER, Interval, Result
+from glm_accelerate.observe.events import Event, read_events
+from glm_accelerate.observe.figures import compared, enclosed, metric, number
+from glm_accelerate.observe.picture import losses
+from glm_accelerate.runtime.errors import UserError
+
+QUESTIONS = 3  # that are shown with their answers
+LONGEST = 700  # letters of a text: of a prompt the last ones, of an answer the first
+
+
+def report(run: Path) -> Path:
+    """Write both files; returns the page."""
+    found, events = listing(run), read_events(run / "events.jsonl")
+    if not found.results and not found.waiting:
+        raise UserError(
+            "nothing was evaluated in this run", where=run, cure="say data.dev=FILE when it trains"
+        )
+    title, main = f"Evaluations of {run.resolve().name}", main_plan(found.results)
+    course = one_a_step([result for result in found.results if result.plan == main])
+    best = (
+        named_best(run)
+        or min(((one.loss, one.step) for one in course if one.loss is not None), default=(0, None))[1]
+    )
+    page = run / FOLDER / "report.md"
+    picture = held_out_curve(losses(events, "step"), course, best, title)
+    write_text(page.with_suffix(".svg"), picture)
+    write_text(page, "\n".join([f"# {_cell(title)}\n", *_page(run, found, events, course, best)]) + "\n")
+    return page
+
+
+def main_plan(results: Sequence[Result]) -> str:
+    """What most steps were asked in the latest attempt; finalists, who are asked more, are few."""
+    asked = {result.plan: [one for one in results if one.plan == result.plan] for result in results}
+
+    def weight(plan: str) -> tuple[int, int, int]:
+        about = asked[plan]
+        return max(one.attempt for one in about), len(about), -sum(one.samples for one in about)
+
+    return max(asked, key=weight, default="")
+
+
+def one_a_step(results: Sequence[Result]) -> list[Result]:
+    """By step: of several attempts at one what the last of them found, if it found anything."""
+    chosen: dict[int, Result] = {}
+    for result in sorted(results, key=lambda one: (one.status == "done", one.attempt)):
+        chosen[result.step] = result
+    return [chosen[step] for step in sorted(chosen)]
+
+
+def named_best(run: Path) -> int | None:
+    """The step that the trainer named, whether or not its weights are still there."""
+    file = run / BEST
+    said = re.search(r"-(\d+)$", file.read_text(encoding="utf-8").strip()) if file.is_file() else None
+    return None if said is None else int(said[1])
+
+
+def _page(
+    run: Path, found: Listing, events: Sequence[Event], course: Sequence[Result], best: int | None
+) -> Iterator[str]:
+    yield "![held-out loss over steps](report.svg)\n"
+    about = [one for one in found.results if one.step == best and one.loss is not None]
+    if about:
+        most = max(about, key=lambda one: one.samples)
+        assert most.loss is not None
+        yield f"**Best: step {most.step:,}**, loss {enclosed(most.loss, most.ci95)}, {_enough(most)}\n"
+    yield from _tables(found.results)
+    if found.waiting:
+        steps = ", ".join(f"{request.step:,}" for request in found.waiting)
+        yield f"Asked and not answered yet: steps {steps}.\n"
+    yield from (f"- {_cell(said)}\n" for said in found.passed_over)
+    yield from _decisions(events)
+    yield from _cost(run, events)
+    yield from _answers(run, course, best)
+
+
+def _enough(best: Result) -> str:
+    if best.samples >= best.total:
+        return f"on all {best.total:,} held-out samples."
+    return (
+        f"on {best.samples:,} of {best.total:,} held-out samples: enough to compare steps, not for a figure "
+        "to publish (`evaluate RUN --samples all`)."
+    )
+
+
+def _tables(results: Sequence[Result]) -> Iterator[str]:
+    """A table for each set of questions, the run's own first; figures of different ones don't compare."""
+    main = main_plan(results)
+    for plan in dict.fromkeys([main, *(result.plan for result in results)]):
+        about = [result for result in results if result.plan == plan]
+        whole = all(result.samples == result.total for result in about if result.status == "done")
+        other = (
+            "The finalists, on all held-out samples"
+            if whole
+            else f"Other questions ({plan}): not to be compared"
+        )
+        yield f"## {'What was measured' if plan == main else other}\n"
+        names = sorted({name for result in about for name in result.metrics})
+        heads = ["step", "loss", "95 % interval", "samples", "against", *names, "seconds", "where", "status"]
+        yield f"| {' | '.join(map(_cell, heads))} |"
+        yield f"|{'---:|' * (len(heads) - 2)}---|---|"
+        yield from (f"| {' | '.join(_row(result, names))} |" for result in about)
+        yield ""
+    yield (
+        "An interval is for the figure that all held-out samples would give; what other data or another seed "
+        "would change is not in it. `against`: the same samples, one by one, which tells steps apart far "
+        "sooner than two intervals do; in the picture a step that was no better than the best before it is "
+        "hollow.\n"
+    )
+
+
+def _row(result: Result, names: Sequence[str]) -> Iterator[str]:
+    loss, interval = result.loss, result.ci95
+    yield f"{result.step:,}"
+    yield "" if loss is None else enclosed(loss, interval).partition(" ")[0]
+    yield "" if loss is None or interval is None else _between(interval, "{:.4f}".format)
+    yield f"{result.samples:,} of {result.total:,}" if result.samples else ""
+    against = result.against
+    fields = {} if against is None else {"difference": against.difference, "interval": against.interval}
+    yield "" if against is None else compared({**fields, "step": against.step, "verdict": against.verdict})
+    for name in names:
+        yield _with_interval(result, name)
+    yield f"{result.seconds:,.1f}" if result.seconds else ""
+    yield _cell(" ".join(result.by[key] for key in ("where", "device", "host") if key in result.by))
+    yield _cell(result.status if result.reason is None else f"{result.status}: {result.reason}")
+
+
+def _with_interval(result: Result, name: str) -> str:
+    if name not in result.metrics:
+        return ""
+    interval = result.intervals.get(name)
+    return metric(result.metrics[name]) + (f" ({_between(interval, metric)})" if interval else "")
+
+
+def _between(interval: Interval, write: Callable[[float], str]) -> str:
+    """From where to where; of all samples nothing is open."""
+    low, high = interval
+    return "exact" if low == high else f"{write(low)} to {write(high)}"
+
+
+def _decisions(events: Sequence[Event]) -> Iterator[str]:
+    said = [event for event in events if event["kind"] == "decision" and number(event, "step") > 0]
+    if said:
+        yield "## Decisions\n"
+        yield from (
+            f"- step {number(event, 'step'):,.0f}: {_cell(str(event.get('said', '')))}" for event in said
+        )
+        yield ""
+
+
+def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
+    """For how long training waited, beside the time of its steps."""
+    file = run / "plan.json"
+    inline = file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("evaluate_where") == "inline"
+    kind, field, what = (
+        ("eval", "seconds", "evaluations") if inline else ("snapshot", "blocked_seconds", "snapshots")
+    )
+    waits = [number(event, field) for event in events if event["kind"] == kind]
+    steps = [number(event, "seconds") for event in events if event["kind"] == "step"]
+    if waits and steps:
+        whole = sum(steps) + sum(waits)
+        yield "## What it cost training\n"
+        yield (
+            f"It waited {sum(waits):,.2f} s for {len(waits):,} {what}, at most {max(waits):,.2f} s for one: "
+            f"{sum(waits) / whole:.2%} of {whole:,.0f} s. Half of its steps took less than "
+            f"{median(steps):,.3f} s.\n"
+        )
+
+
+def _answers(run: Path, course: Sequence[Result], best: int | None) -> Iterator[str]:
+    """Of the best and the last step, to the same questions."""
+    done = [result for result in course if result.status == "done"]
+    shown = {result.step: result for result in done if result.step == best or result is done[-1]}
+    said = {step: _predictions(run, result) for step, result in shown.items()}
+    first = next((predictions for predictions in said.values() if predictions), None)
+    if first is None:
+        return
+    yield "## Answers\n"
+    for index, question in enumerate(first[:QUESTIONS]):
+        yield f"### Question {index + 1}\n"
+        yield from _quoted("prompt", _tail(str(question.get("prompt", ""))))
+        yield from _quoted("reference", _head(str(question.get("reference", ""))))
+        for step, predictions in said.items():
+            if index < len(predictions) and predictions[index].get("prompt") == question.get("prompt"):
+                scores = cast("Mapping[str, float]", predictions[index].get("scores") or {})
+                figures = "".join(f", {name} {metric(value)}" for name, value in scores.items())
+                name = f"step {step:,}{' (best)' if step == best else ''}{figures}"
+                yield from _quoted(name, _head(str(predictions[index].get("answer", ""))))
+
+
+def _predictions(run: Path, result: Result) -> list[dict[str, object]]:
+    path = run / FOLDER / f"{result.stem}{PREDICTIONS}"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(QUESTIONS), strict=False)]
+
+
+def _quoted(name: str, text: str) -> Iterator[str]:
+    """A block that no text within it can end."""
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield f"{_cell(name)}:\n\n{fence}text\n{_shown(text.strip())}\n{fence}\n"
+
+
+def _tail(text: str) -> str:
+    return text if len(text) <= LONGEST else f"… {text[-LONGEST:]}"
+
+
+def _head(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+
+
+def _cell(text: str) -> str:
+    """Anybody's text within a line of Markdown: it starts no cell, no line, no HTML and no link."""
+    return re.sub(r"([\\|`*_\[\]<>])", r"\\\1", _shown(text.replace("\n", " ")))
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)

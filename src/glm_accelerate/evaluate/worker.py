@@ -1,0 +1,193 @@
+"""Whoever evaluates beside training: claims a request, holds its snapshot, answers, and looks for the next.
+
+waiting -claim-> lease -examine-> Findings -publish once->   until the run is finished
+An evaluation that goes wrong costs itself alone: it becomes a result that says why.
+"""
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.distributed import DistStoreError
+
+from glm_accelerate.checkpoint.lease import lease
+from glm_accelerate.evaluate.exam import Examiner, Findings
+from glm_accelerate.evaluate.ledger import claim, listing, publish, read_items
+from glm_accelerate.evaluate.results import Request, Result, parse_result, sound, whole_plan
+from glm_accelerate.memory.monitor import ran_out
+from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, peer_ended
+from glm_accelerate.runtime.errors import UserError
+
+POLL = 0.5  # seconds between two looks for something to do
+LOCKSTEP = timedelta(seconds=60)  # that a rank which failed waits for the others before it ends the job
+TAIL = 1 << 16  # bytes at the end of a log that are read for its last event
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How a run is followed. `tell` hears `claimed STEM` and `done STEM`; `before` is called between two."""
+
+    once: bool = False  # what waits now, no more
+    oldest: bool = False  # first; else the newest
+    poll: float = POLL
+    tell: Callable[[str], object] = str
+    before: Callable[[], object] = bool
+
+
+AS_IT_COMES = Following()
+
+
+class Lost(Exception):
+    """Another rank did not come to the end of an evaluation: this job can answer nothing more."""
+
+
+def follow(run: Path, examiner: Examiner, how: Following = AS_IT_COMES, ranks: Ranks = ALONE) -> None:
+    """Answer requests until the run is finished. The first rank claims and publishes, all examine."""
+    while True:
+        with _claimed(run, how, ranks) as request:
+            if request is None:
+                return
+            how.before()
+            how.tell(f"claimed {request.stem}")
+            findings, broken = _together(answer(run, request, examiner, ranks), request, ranks)
+            if ranks.first or broken:
+                publish(run, findings)
+            how.tell(f"done {request.stem}")
+            if broken or "CUDA error" in (findings.result.reason or ""):  # such a device answers no more
+                raise Lost(findings.result.reason)
+
+
+def answer(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALONE) -> Findings:
+    """What was found, or why nothing was: one evaluation that goes wrong costs only itself."""
+    try:
+        try:
+            return _answer(run, request, examiner)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error) or ranks.count > 1 or not examiner.smaller():
+                raise
+        gc.collect()  # what the error held is free now
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return _answer(run, request, examiner)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and peer_ended(error):
+            raise  # the other rank has said why, or was killed: then another job may answer
+        sys.stderr.write(traceback.format_exc())
+        reason = _worded(error)
+    return Findings(Result(request.step, request.plan, request.attempt, "failed", reason=reason, by=_by()))
+
+
+def finished(run: Path) -> bool:
+    """Whether nothing more will be asked: its last word is that training came to its end, not to a halt."""
+    path = run / "events.jsonl"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        lines = file.read().splitlines()
+    try:
+        last = json.loads(lines[-1]) if lines else None
+    except ValueError:  # torn, or being written
+        return False
+    if not isinstance(last, dict):
+        return False
+    event = cast("dict[str, object]", last)
+    halted = str(event.get("reason")).startswith(("SIG", "asked to stop"))
+    return event.get("kind") == "stop" and not halted
+
+
+def _answer(run: Path, request: Request, examiner: Examiner) -> Findings:
+    ours = whole_plan(examiner.plan) if request.whole else examiner.plan
+    if request.plan != ours:
+        raise UserError(
+            f"the trainer asks plan {request.plan}, this evaluator would answer {ours}: another version,"
+            " tokenizer, config or data",
+            cure="start the evaluator anew, with the trainer's own",
+        )
+    against = None if request.against is None else read_items(run, request.against)
+    with ExitStack() as held:
+        held.enter_context(lease(run / request.weights))
+        if request.against_weights is not None and (run / request.against_weights).is_dir():
+            held.enter_context(lease(run / request.against_weights))
+        found = examiner.examine(request, str(run), against)
+    named = {"step": request.step, "plan": request.plan, "attempt": request.attempt}
+    result = sound(replace(found.result, by={**_by(), **found.result.by}, **named))
+    said = json.dumps(asdict(result), allow_nan=False)  # whatever an examiner says has to be readable
+    return replace(found, result=parse_result(said, Path(f"{request.stem}.json")))
+
+
+def _worded(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0]
+    if ran_out(error):
+        return f"out of memory: {first.partition('. ')[0]} (fewer samples, or shorter answers)"
+    return f"{type(error).__name__}: {first}"
+
+
+def _by() -> dict[str, str]:
+    """Who evaluates."""
+    ours = f"{version('glm-accelerate')}, torch {torch.__version__}"
+    return {"host": socket.gethostname(), "process": str(os.getpid()), "version": ours}
+
+
+@contextmanager
+def _claimed(run: Path, how: Following, ranks: Ranks) -> Generator[Request | None]:
+    """The next request that is ours to answer; None when there is nothing to wait for any more."""
+    with ExitStack() as held:
+        said: dict[str, Any] | None = ranks.decide(lambda: _next(run, how, held))
+        yield None if said is None else Request(**said)
+
+
+def _next(run: Path, how: Following, held: ExitStack) -> dict[str, Any] | None:
+    told: set[str] = set()
+    while True:
+        there = listing(run, answered=False)
+        for reason in set(there.passed_over) - told:
+            sys.stderr.write(f"{reason}\n")
+        told |= set(there.passed_over)
+        for request in there.waiting if how.oldest else reversed(there.waiting):
+            if held.enter_context(claim(run, request)):
+                return asdict(request)
+        if how.once or (not there.waiting and finished(run)):
+            return None
+        time.sleep(how.poll)
+
+
+def _together(findings: Findings, request: Request, ranks: Ranks) -> tuple[Findings, bool]:
+    """The first rank's findings, or why one of them failed; and whether the ranks are out of step for good.
+
+    One that fails alone leaves the others in a collective: it ends the job after a while, and says why.
+    """
+    if ranks.store is None:
+        return findings, False
+    failed = findings.result.status == "failed"
+    keys = [f"answered-{request.stem}-{rank}" for rank in range(ranks.count)]
+    ranks.store.set(keys[ranks.rank], str(findings.result.reason or "") if failed else "")
+    try:
+        while True:
+            try:
+                ranks.store.wait(keys, LOCKSTEP if failed else PATIENCE)
+                break
+            except DistStoreError:
+                if failed:
+                    raise
+    except DistStoreError:
+        return findings, True
+    reasons = [ranks.store.get(key).decode() for key in keys]
+    worst = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
+    if worst is None:
+        return findings, False
+    return Findings(replace(findings.result, status="failed", reason=worst, loss=None, ci95=None)), False

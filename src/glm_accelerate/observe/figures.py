@@ -1,0 +1,75 @@
+"""Figures as people read them: to the digit that is known, and no further."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from glm_accelerate.observe.events import Event
+
+SIGNIFICANT = 2  # digits of an interval's half width; what it encloses is written to the same place
+FEWEST, MOST = 1, 6  # decimals
+
+
+def number(event: Mapping[str, object], name: str) -> float:
+    """A field, 0 if it is missing."""
+    value = event.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def amount(size: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.0f} kB"
+
+
+def enclosed(value: float, interval: Sequence[float] | None) -> str:
+    """`2.114 ±0.035`, by the longer side; without an interval, or where it has no width, four decimals."""
+    half = max(interval[1] - value, value - interval[0]) if interval else 0.0
+    if half <= 0:
+        return f"{value:.4f}"
+    decimals = places(half)
+    return f"{value:.{decimals}f} ±{half:.{decimals}f}"
+
+
+def places(half: float) -> int:
+    """How many decimals say what an interval of this half width leaves open."""
+    if half <= 0:
+        return 4
+    return min(MOST, max(FEWEST, SIGNIFICANT - 1 - math.floor(math.log10(half))))
+
+
+def metric(value: float) -> str:
+    """A share to three decimals, a score out of a hundred to one."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def compared(against: Mapping[str, object]) -> str:
+    """A comparison's fields as `-0.021 against 300: better` (a hyphen: not every terminal has a minus)."""
+    low, high = cast("Sequence[float]", against["interval"])
+    difference = number(against, "difference")
+    verdict = (
+        "undecided, too few samples to tell" if against["verdict"] == "undecided" else against["verdict"]
+    )
+    return f"{difference:+.{places((high - low) / 2)}f} against {against['step']:,}: {verdict}"
+
+
+def evaluation(event: Event) -> str:
+    """An `eval` event in one line."""
+    loss, step = event.get("loss"), f"step {number(event, 'step'):,.0f}"
+    metrics = cast("Mapping[str, float]", event.get("metrics") or {})
+    interval = cast("Sequence[float] | None", event.get("ci95"))
+    words = [f"loss {enclosed(loss, interval)}"] if isinstance(loss, float) else []
+    words += [f"{name.replace('_', ' ')} {metric(value)}" for name, value in metrics.items()]
+    samples, total = number(event, "samples"), number(event, "total")
+    parts = [", ".join(words) + f" ({samples:,.0f} of {total:,.0f})"] if words else []
+    if event.get("status") != "done":
+        reason = event.get("reason")
+        parts.append(f"{event.get('status')}: {reason}" if reason else str(event.get("status")))
+    against = event.get("against")
+    if isinstance(against, Mapping):
+        parts.append(compared(cast("Mapping[str, object]", against)))
+    if number(event, "seconds"):
+        parts.append(f"{number(event, 'seconds'):.1f} s {event.get('where', '')}".rstrip())
+    return f"{step}: {' · '.join(parts)}"

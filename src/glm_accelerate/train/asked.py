@@ -1,0 +1,128 @@
+"""Evaluations that are asked and not answered yet: the first rank's dealings with whoever evaluates.
+
+post (a request in the ledger) -> claimed ... -> answered, or late: then a result says so in its place
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glm_accelerate.config.schema import EvaluateSection
+from glm_accelerate.evaluate import ledger
+from glm_accelerate.evaluate.beside import Beside
+from glm_accelerate.evaluate.decide import best
+from glm_accelerate.evaluate.results import Request, Result, Status, stem_of
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.state import Judging
+
+USUAL, LEAST = 10.0, 600.0  # an evaluation may take so many times the longest so far, and at least so long
+
+
+@dataclass(slots=True)
+class Asked:
+    """`lag`: steps before a result counts, where results decide; 0: as soon as it is there."""
+
+    run: Path
+    plan: str  # the exam's
+    section: EvaluateSection
+    judging: Judging
+    lag: int
+    attempt: int
+    beside: Beside | None = None  # the evaluator that this process has started
+    threads: int = 1  # of that one, at the most
+    attempts: dict[int, int] = field(default_factory=dict[int, int])  # in which each step was asked
+    _waiting: dict[str, Request] = field(default_factory=dict[str, Request])  # by stem
+    _since: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  # claimed, or asked of somebody elsewhere
+    _longest: float = 0.0  # seconds
+
+    def remember(self) -> None:
+        """In which attempts the steps of this branch were asked."""
+        found = ledger.listing(self.run)
+        for one in (*found.results, *found.waiting):
+            if one.plan == self.plan:
+                self.attempts[one.step] = max(one.attempt, self.attempts.get(one.step, 0))
+        for step in (*self.judging.asked, *self.judging.judged):
+            self.attempts.setdefault(step, self.attempt)
+
+    def request(self, step: int) -> Request:
+        """What is asked about a step, and which one it is compared with: the best of those that count."""
+        stem = stem_of(step, self.plan, self.attempts[step])
+        if stem in self._waiting:
+            return self._waiting[stem]
+        until = step - self.lag if self.lag else step - 1
+        found = best([one for one in self.judging.prefix if one.step <= until], self.section.margin)
+        against = None if found is None else stem_of(found, self.plan, self.attempts[found])
+        weights = None if found is None else _snapshot(found)
+        return Request(step, self.plan, self.attempts[step], _snapshot(step), against, weights)
+
+    def post(self, request: Request) -> list[Result]:
+        """Ask. One that still waits for its turn gives way, unless all are to be kept; returns those."""
+        gone: list[Result] = []
+        if self.section.keep == "latest" and not self.section.decides and not request.whole:
+            for older in list(self._waiting.values()):
+                with ledger.claim(self.run, older) as mine:
+                    gone += self.answer(older, "skipped", f"step {request.step} is newer") if mine else []
+        ledger.ask(self.run, request)
+        self._waiting[request.stem] = request
+        self._since[request.stem] = time.monotonic()
+        return gone
+
+    def answer(self, request: Request, status: Status, reason: str) -> list[Result]:
+        """In an evaluator's place. If one was faster, its answer counts."""
+        ledger.withdraw(self.run, request, status, reason)
+        result = self.read(request)
+        return [] if result is None else [result]
+
+    def read(self, request: Request) -> Result | None:
+        """The answer, if it is there."""
+        try:
+            result = ledger.read(self.run, request.stem)
+        except UserError as error:  # damaged from outside
+            result = Result(request.step, request.plan, request.attempt, "failed", reason=str(error))
+        if result is not None:
+            self._waiting.pop(request.stem, None)
+            self._longest = max(self._longest, result.seconds)
+        return result
+
+    def look(self) -> tuple[list[Result], list[str]]:
+        """What has been answered since the last look, and what a person should know of the evaluator."""
+        said = [] if self.beside is None else self.beside.look()
+        if self.beside is not None:
+            self.beside.share(self.threads if len(self._waiting) > 1 else 1)
+        found = [
+            result for request in list(self._waiting.values()) if (result := self.read(request)) is not None
+        ]
+        for request, status, reason in list(self._late()):
+            if status == "timeout" and self.beside is not None:
+                said += self.beside.kill(f"step {request.step}: {reason}")
+            found += self.answer(request, status, reason)
+        return found, said
+
+    @property
+    def limit(self) -> float:
+        """Seconds that one evaluation may take."""
+        said = self.section.timeout
+        return max(LEAST, USUAL * self._longest) if said == "auto" else said
+
+    def close(self) -> None:
+        """The evaluator ends, wherever it is; what it has claimed is free again."""
+        if self.beside is not None:
+            self.beside.close(0.0)
+
+    def _late(self) -> Iterator[tuple[Request, Status, str]]:
+        """Those that will not be answered any more. One that waits for its turn has all the time."""
+        now = time.monotonic()
+        for request in self._waiting.values():
+            if self.beside is not None and self.beside.given_up:
+                yield request, "failed", "the evaluator ended again and again"
+            elif not ledger.is_claimed(self.run, request):
+                self._since[request.stem] = now
+            elif now - self._since[request.stem] > self.limit:
+                yield request, "timeout", f"no result in {self.limit:g} s"
+
+
+def _snapshot(step: int) -> str:
+    return f"snapshots/snapshot-{step}"

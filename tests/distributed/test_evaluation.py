@@ -1,0 +1,81 @@
+"""Evaluation of several ranks' training: inline each takes its share, beside one evaluator has the whole."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from glm_accelerate.checkpoint.find import latest
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.observe.events import Event, read_events
+
+Said = dict[str, Any]
+
+
+def go(said: Said, run: Path, ranks: int, **sections: Said) -> list[Event]:
+    merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in said.keys() | sections.keys()}
+    file = run.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(merged))
+    words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(file), "--run", str(run)]
+    done = subprocess.run([*words, "--nproc", str(ranks)], capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return list(read_events(run / "events.jsonl"))
+
+
+def losses(events: list[Event]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["kind"] == "eval"}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found, _ = latest(run)
+    assert found is not None
+    return Reader(found).group("weights")
+
+
+@pytest.fixture
+def said(tiny_run: Said) -> Said:
+    """Passes of few tokens, so that every rank has some; full float32, in which sums can be compared."""
+    return {
+        **tiny_run,
+        "adapt": {"method": "full"},
+        "train": {"steps": 4, "step_samples": 4, "micro_tokens": 64},
+        "precision": {"compute": "float32"},
+        "parallel": {"shard": "full"},
+        "evaluate": {"every": 2, "where": "inline", "metrics": ["loss"]},
+        "checkpoint": {"every": 4},
+    }
+
+
+@pytest.mark.parametrize(("ranks", "method"), [(2, "full"), (3, "lora")])
+def test_ranks_find_what_one_process_finds(ranks: int, method: str, said: Said, tmp_path: Path) -> None:
+    """Divided weights, and rows dealt to the ranks. Before the first step all are equal."""
+    adapt = {"method": method, "dropout": 0.0}
+    one = losses(go(said, tmp_path / "one", 1, adapt=adapt))
+    answers = {"metrics": ["loss", "exact_match"]}
+    events = go(said, tmp_path / "many", ranks, adapt=adapt, evaluate=answers)
+    assert losses(events)[0] == pytest.approx(one[0], rel=1e-6)
+    assert sorted(losses(events)) == [0, 2, 4]
+    assert all(event["metrics"].keys() == {"exact_match"} for event in events if event["kind"] == "eval")
+
+
+def test_an_evaluator_has_the_whole_of_divided_weights(said: Said, tmp_path: Path) -> None:
+    inline = losses(go(said, tmp_path / "inline", 2))
+    beside = losses(go(said, tmp_path / "beside", 2, evaluate={"where": "beside", "keep": "all"}))
+    assert beside == pytest.approx(inline, rel=1e-5)
+    mine, theirs = weights(tmp_path / "inline"), weights(tmp_path / "beside")
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    manifest = json.loads(next((tmp_path / "beside" / "snapshots").glob("*/manifest.json")).read_text())
+    assert manifest["ranks"] == 2
+
+
+def test_all_ranks_stop_where_it_was_decided(tiny_run: Said, tmp_path: Path) -> None:
+    evaluate = {"every": 2, "where": "beside", "stop_after": 1, "margin": 10.0, "lag": 3, "metrics": ["loss"]}
+    events = go({**tiny_run, "checkpoint": {"every": 20}}, tmp_path / "run", 2, evaluate=evaluate)
+    assert max(event["step"] for event in events if event["kind"] == "step") == 5
+    assert events[-1]["kind"] == "stop"
+    assert events[-1]["reason"] == "done"

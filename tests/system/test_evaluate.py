@@ -1,0 +1,169 @@
+"""`evaluate` as a person runs it: on whatever a run leaves, by hand, beside, and as a page."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from glm_accelerate.cli.main import main
+from glm_accelerate.evaluate.ledger import ask, results
+from glm_accelerate.evaluate.results import Request
+
+VERB = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate"]
+
+
+def trained(said: dict[str, Any], directory: Path, **evaluate: Any) -> Path:
+    """A finished run."""
+    said = {
+        **said,
+        "evaluate": {"every": 7, "max_new_tokens": 6, **evaluate},
+        "checkpoint": {"every": 7},
+        "precision": {"compute": "float32"},
+    }
+    (directory / "my.yaml").write_text(yaml.safe_dump(said))
+    assert main(["train", str(directory / "my.yaml"), "--run", str(directory / "run")]) == 0
+    return directory / "run"
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    """What it says for programs."""
+    capsys.readouterr()
+    code = main(["evaluate", *map(str, words), "--json"])
+    out, complaints = capsys.readouterr()
+    assert code == 0, complaints
+    return json.loads(out)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """One line, and exit code 2."""
+    capsys.readouterr()
+    code = main(["evaluate", *map(str, words)])
+    out, complaints = capsys.readouterr()
+    assert (code, out) == (2, ""), complaints
+    (line,) = complaints.splitlines()
+    return line
+
+
+def test_whatever_a_run_leaves_has_the_same_loss(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In training, as the run, its checkpoint, a whole model and an adapter beside its base."""
+    run = trained(tiny_run, tmp_path, where="inline", samples="all")
+    newest, base, dev = run / "checkpoints/checkpoint-14", tiny_run["model"]["path"], tiny_run["data"]["dev"]
+    assert main(["export", str(run), str(tmp_path / "whole"), "--merge"]) == 0
+    assert main(["export", str(run), str(tmp_path / "adapter")]) == 0
+    in_training = {result.step: result.loss for result in results(run)}
+    said = [
+        figures(capsys, run),
+        figures(capsys, newest),
+        figures(capsys, newest, "--data", dev),
+        figures(capsys, tmp_path / "whole", "--data", dev),
+        figures(capsys, tmp_path / "adapter", "--base", base, "--data", dev),
+    ]
+    assert {(one["samples"], one["total"]) for one in said} == {(4, 4)}
+    assert [one["loss"] for one in said] == pytest.approx([in_training[14]] * 5, rel=1e-5)
+    assert said[0]["step"] == 14
+    assert said[0]["plan"] == results(run)[0].plan  # it was asked what the run's steps are asked
+    earlier = figures(capsys, run / "checkpoints/checkpoint-7")
+    assert (earlier["against"]["step"], earlier["against"]["verdict"]) == (14, "worse")  # the run's best
+    before = figures(capsys, base, "--data", dev)["loss"]
+    assert before == pytest.approx(in_training[0], rel=1e-5)
+    assert abs(before - said[0]["loss"]) > 0.01  # training did something, and that is seen
+
+
+def test_a_run_is_asked_what_is_said_instead(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, said = trained(tiny_run, tmp_path, where="inline"), tmp_path / "said.jsonl"
+    words = ["--samples", "3", "--metrics", "loss", "exact_match", "--predictions", said]
+    found = figures(capsys, run / "checkpoints/checkpoint-7", *words)
+    assert (found["step"], found["samples"], found["answers"]) == (7, 3, 3)
+    assert set(found["metrics"]) == {"exact_match"}
+    lines = [json.loads(line) for line in said.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == 3
+    for line in lines:
+        assert line["reference"].strip() not in line["prompt"]
+        assert set(line["scores"]) == {"exact_match"}
+    reduced = figures(capsys, run, "--precision", "bfloat16")
+    assert reduced["by"]["dtype"] == "bfloat16"
+    assert abs(float(reduced["by"]["float32 differs by"])) < 0.1
+
+
+def test_ones_own_metric(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text("def length(reference: str, answer: str) -> float:\n    return len(reference) / 100\n")
+    model, dev = tiny_run["model"]["path"], tiny_run["data"]["dev"]
+    words = ["--metrics", "loss", f"{own}:length", "--max-new-tokens", "4", "--data", dev]
+    found = figures(capsys, model, *words)
+    texts = [json.loads(line)["messages"][1]["content"] for line in Path(dev).read_text().splitlines()]
+    assert found["metrics"][f"{own}:length"] == pytest.approx(sum(map(len, texts)) / len(texts) / 100)
+
+
+def test_what_the_user_can_mend_is_one_line(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, dev = Path(tiny_run["model"]["path"]), Path(tiny_run["data"]["dev"])
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(dev.read_text(encoding="utf-8") + '{"messages": [{"role": "user"\n', encoding="utf-8")
+    assert "broken.jsonl:5" in complaint(capsys, model, "--data", broken)
+    assert "exact_match?" in complaint(capsys, model, "--data", dev, "--metrics", "exat_match")
+    assert "--data FILE.jsonl" in complaint(capsys, model)
+    assert "nosuch/model" in complaint(capsys, "nosuch/model", "--data", dev)  # offline: no network is asked
+    assert "--metrics loss exact_match" in complaint(
+        capsys, model, "--data", dev, "--metrics", "loss", "--predictions", tmp_path / "p"
+    )
+    assert "config.yaml" in complaint(capsys, model, "--follow")
+    assert "no such device" in complaint(capsys, model, "--data", dev, "--device", "cuda:77")
+
+
+def test_a_run_is_followed_by_hand_and_reported_on(
+    tiny_run: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Training asks and ends; whoever follows afterwards answers; the page has all of it."""
+    metrics = ["loss", "exact_match"]
+    run = trained(tiny_run, tmp_path, where="external", patience=0, keep="all", metrics=metrics)
+    done = subprocess.run(
+        [*VERB, str(run), "--follow"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr  # the run is finished: so is following it
+    assert not done.stdout
+    assert "step 14: evaluating" in done.stderr
+    assert "step 14: loss " in done.stderr
+    assert {(one.step, one.status) for one in results(run)} == {(0, "done"), (7, "done"), (14, "done")}
+    capfd.readouterr()
+    assert main(["evaluate", str(run), "--report"]) == 0
+    page = Path(capfd.readouterr().out.strip())
+    assert page == run / "evals" / "report.md"
+    text = page.read_text(encoding="utf-8")
+    assert [f"| {step} |" in text for step in (0, 7, 14)] == [True] * 3
+    assert "### Question 3" in text
+    ElementTree.parse(run / "evals" / "report.svg")
+
+
+def test_an_interrupted_follower_leaves_the_rest_to_others(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+    run = trained(tiny_run, tmp_path, where="external", patience=0)
+    with (run / "events.jsonl").open("a") as log:
+        log.write('{"time": 0.0, "kind": "start", "attempt": 2, "step": 14}\n')
+    with subprocess.Popen([*VERB, str(run), "--follow"], stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stderr is not None
+        deadline = time.monotonic() + 50
+        seen = ""
+        while "step 14: loss" not in seen and time.monotonic() < deadline:
+            seen += follower.stderr.readline()
+        follower.send_signal(signal.SIGINT)  # it waits for more, as the run goes on
+        rest = follower.communicate(timeout=30)[1]
+    assert follower.returncode == 75, seen + rest
+    assert "Traceback" not in seen + rest
+    plan = results(run)[0].plan
+    ask(run, Request(14, plan, 2, "checkpoints/checkpoint-14"))
+    assert main(["evaluate", str(run), "--follow", "--once"]) == 0
+    assert [one.status for one in results(run) if one.attempt == 2] == ["done"]

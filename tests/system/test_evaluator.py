@@ -1,0 +1,529 @@
+"""Bad days of an evaluator beside training (class G of the faults): real processes, a user's own module."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from glm_accelerate.checkpoint.audit import audit
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
+from glm_accelerate.checkpoint.format import Piece, step_of
+from glm_accelerate.checkpoint.retain import drop
+from glm_accelerate.config.load import load_config
+from glm_accelerate.evaluate import ledger
+from glm_accelerate.evaluate.beside import Beside
+from glm_accelerate.evaluate.results import Request, Result, plan_hash
+from glm_accelerate.train.run import train
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as Linux has them")
+
+OWN = '''
+"""An examiner of one's own: a linear layer, 64 questions, and a bad day if RUN/mood says so."""
+import math, os, resource, signal, sys, time
+from pathlib import Path
+import torch
+from torch import nn
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.evaluate.exam import Findings, Items
+from glm_accelerate.evaluate.results import Result, plan_hash
+
+
+class Own:
+    def __init__(self, run):
+        draw = torch.Generator().manual_seed(5)
+        self.x, self.y = torch.randn(64, 8, generator=draw), torch.randint(4, (64,), generator=draw)
+        self.model, self.pieces = nn.Linear(8, 4), 1
+
+    @property
+    def plan(self):
+        return plan_hash({"questions": 64})
+
+    def smaller(self):
+        self.pieces *= 2
+        return self.pieces <= 2
+
+    def examine(self, request, run, against):
+        reader = Reader(Path(run) / request.weights)
+        mood = Path(run) / "mood"
+        word, _, number = mood.read_text().partition(" ") if mood.exists() else ("well", "", "")
+        if word == "once":
+            mood.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "die" and request.step == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "half":  # dead when all but the result is there
+            os.link = lambda source, target: os.kill(os.getpid(), signal.SIGKILL)
+        if word == "slow":
+            time.sleep(float(number))
+        if word == "raise":
+            raise KeyError("no such thing")
+        if word == "memory":
+            if self.pieces == 1 or number == "always":
+                resource.setrlimit(resource.RLIMIT_AS, (2**33, resource.RLIM_INFINITY))
+                torch.empty(2**32)
+        losses = []
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(reader.tensor("weights", name))
+            for x, y in zip(self.x.chunk(self.pieces), self.y.chunk(self.pieces)):
+                losses.append(nn.functional.cross_entropy(self.model(x), y, reduction="none"))
+        losses = torch.cat(losses).double()
+        metrics = {"threads": float(torch.get_num_threads()), "nice": float(os.nice(0)),
+                   "cores": float(len(os.sched_getaffinity(0))), "pieces": float(self.pieces)}
+        if word == "odd":
+            metrics = {"own": math.nan, "text": "good", "right": 0.5}
+        loss = math.nan if word == "nan" else losses.mean().item()
+        items = Items(losses.numpy(), torch.ones(64).double().numpy())
+        samples = torch.tensor(64) if word == "tensor" else 64
+        print("noise that must not be taken for a word to the parent")
+        result = Result(request.step, request.plan, request.attempt, "done", loss=loss, metrics=metrics,
+                        samples=samples, total=64, seconds=0.1)
+        return Findings(result, items)
+
+
+def make(run):
+    return Own(run)
+'''
+PLAN = plan_hash({"questions": 64})
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """`module:function` of it, found on our path and so on the child's."""
+    (tmp_path / "own_exam.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_exam:make"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run" / "evals").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def start(run: Path, own: str) -> Generator[Callable[..., Beside]]:
+    """start(...): an evaluator beside us, killed when the test is over."""
+    with ExitStack() as started:
+
+        def begin(*, restarts: int = 3, threads: int = 1, oldest: bool = False) -> Beside:
+            made = Beside(
+                run,
+                device="cpu",
+                threads=threads,
+                cores=None,
+                build=own,
+                restarts=restarts,
+                oldest=oldest,
+                pause=0.1,
+            )
+            started.callback(made.close, 0.0)
+            return made
+
+        yield begin
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return {"weight": torch.randn(4, 8, generator=draw), "bias": torch.randn(4, generator=draw)}
+
+
+def publish_snapshot(run: Path, step: int, attempt: int = 1) -> None:
+    groups = {"weights": {name: Piece.whole(tensor) for name, tensor in weights(step).items()}}
+    made = Checkpointer(run, run_id="f00d", kind="snapshot")
+    made.save(Save(step, attempt, groups, {"position": step}, {"data": "d"}, {"template": "glm4"}))
+    (outcome,) = made.close(10)
+    assert outcome.error is None, outcome
+
+
+def ask(run: Path, step: int, attempt: int = 1, plan: str = PLAN) -> Request:
+    if not (run / "snapshots" / f"snapshot-{step}").exists():
+        publish_snapshot(run, step, attempt)
+    request = Request(step, plan, attempt, f"snapshots/snapshot-{step}")
+    ledger.ask(run, request)
+    return request
+
+
+def until(done: Callable[[], bool], beside: Beside | None = None, seconds: float = 40) -> list[str]:
+    """Steps of a trainer that looks at its evaluator between them; what it heard."""
+    ends, heard = time.monotonic() + seconds, list[str]()
+    while not done():
+        assert time.monotonic() < ends, heard
+        heard += beside.look() if beside is not None else []
+        time.sleep(0.01)
+    return heard
+
+
+def answered(run: Path, *requests: Request) -> Callable[[], bool]:
+    return lambda: all(ledger.read(run, request.stem) is not None for request in requests)
+
+
+def result_of(run: Path, request: Request) -> Result:
+    found = ledger.read(run, request.stem)
+    assert found is not None
+    return found
+
+
+def expected(step: int) -> float:
+    """The same loss, computed here."""
+    draw = torch.Generator().manual_seed(5)
+    x, y = torch.randn(64, 8, generator=draw), torch.randint(4, (64,), generator=draw)
+    said = weights(step)
+    logits = torch.nn.functional.linear(x, said["weight"], said["bias"])
+    return torch.nn.functional.cross_entropy(logits, y, reduction="none").double().mean().item()
+
+
+def says(run: Path, mood: str) -> None:
+    """Whole or not at all: an evaluator may be reading it."""
+    (run / "mood.new").write_text(mood)
+    (run / "mood.new").rename(run / "mood")
+
+
+def pid_of(run: Path, beside: Beside) -> int:
+    """Of the child that is there now."""
+    process = beside._process  # pyright: ignore[reportPrivateUsage]
+    assert process is not None
+    return process.pid
+
+
+def test_beside(run: Path, start: Callable[..., Beside]) -> None:
+    """What it finds is right; it is nice, keeps to its share, and leaves our surroundings alone (G11)."""
+    surroundings = torch.get_rng_state(), torch.get_num_threads(), os.nice(0), os.sched_getaffinity(0)
+    first = ask(run, 3)
+    beside = start()
+    assert beside.look() == []
+    assert not beside.ready
+    assert until(answered(run, first), beside) == []
+    beside.share(2)
+    second = ask(run, 6)
+    until(answered(run, second), beside)
+    until(lambda: beside.ready, beside)
+    (three, six) = ledger.results(run)
+    assert math.isclose(three.loss or 0.0, expected(3), rel_tol=1e-6)
+    assert math.isclose(six.loss or 0.0, expected(6), rel_tol=1e-6)
+    assert (three.metrics["threads"], six.metrics["threads"]) == (1.0, 2.0)
+    assert three.metrics["nice"] == min(19, os.nice(0) + 10)
+    assert int(three.by["process"]) == pid_of(run, beside)
+    items = ledger.read_items(run, first.stem)
+    assert items is not None
+    assert items.losses_N.sum() / 64 == three.loss
+    assert "noise" in (run / "evals" / "evaluator.log").read_text()
+    child = pid_of(run, beside)
+    beside.close(0.0)
+    assert beside.given_up
+    assert beside.look() == []
+    assert not Path(f"/proc/{child}").exists()
+    assert torch.equal(torch.get_rng_state(), surroundings[0])
+    assert (torch.get_num_threads(), os.nice(0), os.sched_getaffinity(0)) == surroundings[1:]
+
+
+def test_killed_at_any_moment(run: Path, start: Callable[..., Beside]) -> None:
+    """G1: before it is ready, amid an evaluation, and after a result; each step has its one result."""
+    beside = start()
+    os.kill(pid_of(run, beside), signal.SIGKILL)
+    says(run, "once")
+    first = ask(run, 3)
+    heard = until(answered(run, first), beside)
+    assert [said for said in heard if "signal 9" in said] == [
+        f for f in heard if f.startswith("the evaluator ended")
+    ]
+    assert len(heard) == 4, heard  # twice ended, twice started again
+    os.kill(pid_of(run, beside), signal.SIGKILL)
+    second = ask(run, 6)
+    until(answered(run, second), beside)
+    assert [(said.step, said.status) for said in ledger.results(run)] == [(3, "done"), (6, "done")]
+    assert not ledger.is_claimed(run, first)
+
+
+def test_one_that_always_ends_is_given_up(run: Path, start: Callable[..., Beside]) -> None:
+    """G1: dead each time when all but the result's name is there. The next evaluator answers whole."""
+    request = ask(run, 3)
+    says(run, "half")
+    beside = start(restarts=0)
+    heard = until(lambda: beside.given_up, beside)
+    assert heard[-1] == "the evaluator is given up"
+    assert sum("signal 9" in said for said in heard) == 1
+    assert ledger.read(run, request.stem) is None
+    assert ledger.waiting(run) == [request]
+    assert any(path.name.endswith(".items.json") for path in (run / "evals").iterdir())
+    (run / "mood").unlink()
+    until(answered(run, request), start())
+    ledger.sweep(run)
+    assert sorted(path.name for path in (run / "evals").iterdir()) == [
+        f"{request.stem}.items.json",
+        f"{request.stem}.json",
+        "evaluator.log",
+    ]
+
+
+def test_an_evaluation_that_always_ends_it_is_let_be(run: Path, start: Callable[..., Beside]) -> None:
+    """G7: as when the system kills it for its memory. The others are evaluated."""
+    says(run, "die 3")
+    heavy, other, beside = ask(run, 3), ask(run, 6), start(oldest=True)
+    heard = until(answered(run, heavy, other), beside)
+    assert not beside.given_up
+    assert result_of(run, other).status == "done"
+    assert (result_of(run, heavy).status, result_of(run, heavy).reason) == (
+        "failed",
+        "the evaluator ended 2 times while at it (signal 9)",
+    )
+    assert any(said.startswith("step 3 is not evaluated") for said in heard)
+
+
+def test_hanging(run: Path, start: Callable[..., Beside]) -> None:
+    """G2: stopped amid an evaluation. The trainer gives the step up, kills it, and the next is evaluated."""
+    says(run, "slow 1")
+    first, beside = ask(run, 3), start()
+    until(lambda: ledger.is_claimed(run, first), beside)
+    stopped = pid_of(run, beside)
+    os.kill(stopped, signal.SIGSTOP)
+    beside.share(2)  # nobody reads that
+    began = time.monotonic()
+    assert beside.look() == []
+    assert time.monotonic() - began < 5  # it does not wait for one that is stopped
+    assert ledger.is_claimed(run, first)
+    said = beside.kill("no result in 1 s")
+    assert ledger.withdraw(run, first, "timeout", "no result in 1 s")
+    assert "no result in 1 s" in said[0]
+    assert not Path(f"/proc/{stopped}").exists()
+    second = ask(run, 6)
+    until(answered(run, second), beside)
+    assert [(one.step, one.status) for one in ledger.results(run)] == [(3, "timeout"), (6, "done")]
+
+
+def test_slow(run: Path, start: Callable[..., Beside]) -> None:
+    """G3: what waits gives way to what is newer, and that is on record; what is claimed is let be."""
+    says(run, "slow 1")
+    requests, beside = [ask(run, 3)], start()
+    until(lambda: ledger.is_claimed(run, requests[0]), beside)
+    for step in (6, 9, 12):
+        requests.append(ask(run, step))
+        for older in requests[:-1]:
+            with ledger.claim(run, older) as mine:
+                if mine:
+                    ledger.withdraw(run, older, "skipped", f"step {step} is newer")
+    until(answered(run, *requests), beside)
+    status = {said.step: said.status for said in ledger.results(run)}
+    assert status == {3: "done", 6: "skipped", 9: "skipped", 12: "done"}
+    assert result_of(run, requests[1]).reason == "step 9 is newer"
+
+
+def test_two_evaluators(run: Path, start: Callable[..., Beside]) -> None:
+    """G4, G12: from both ends of a backlog. Each step has one result, in the order of steps."""
+    says(run, "slow 0.3")
+    requests = [ask(run, step) for step in range(1, 9)]
+    evaluators = [start(), start(oldest=True)]
+    until(answered(run, *requests))
+    found = ledger.results(run)
+    assert [said.step for said in found] == list(range(1, 9))
+    assert {int(said.by["process"]) for said in found} == {pid_of(run, one) for one in evaluators}
+    assert all(math.isclose(said.loss or 0.0, expected(said.step), rel_tol=1e-6) for said in found)
+    when = [(run / "evals" / f"{request.stem}.json").stat().st_mtime_ns for request in requests]
+    assert when != sorted(when)
+    until(lambda: not list((run / "evals").glob("*.claim")), seconds=5)
+
+
+def test_one_that_goes_wrong_costs_itself_alone(run: Path, start: Callable[..., Beside]) -> None:
+    """G7, G8, G10: memory, numbers, bugs and another version: a result each, and the process lives on."""
+    beside, step = start(), 0
+
+    def one(mood: str, plan: str = PLAN) -> Result:
+        nonlocal step
+        step += 1
+        says(run, mood)
+        request = ask(run, step, plan=plan)
+        until(answered(run, request), beside)
+        return result_of(run, request)
+
+    assert one("well").metrics["pieces"] == 1
+    child = pid_of(run, beside)
+    halved = one("memory")
+    assert (halved.status, halved.metrics["pieces"]) == ("done", 2)
+    assert math.isclose(halved.loss or 0.0, expected(2), rel_tol=1e-6)
+    full = one("memory always")
+    assert full.status == "failed"
+    assert (full.reason or "").startswith("out of memory: ")
+    nan = one("nan")
+    assert (nan.status, nan.loss, nan.reason) == ("failed", None, "the held-out loss is nan")
+    odd = one("odd")
+    assert (odd.status, odd.metrics, odd.reason) == (
+        "done",
+        {"right": 0.5},
+        "left out, as no finite numbers: own, text",
+    )
+    assert odd.loss is not None
+    assert one("tensor").status == "failed"
+    bug = one("raise")
+    assert (bug.status, bug.reason) == ("failed", "KeyError: 'no such thing'")
+    other = one("well", plan="00000000")
+    assert other.status == "failed"
+    assert "00000000" in (other.reason or "")
+    assert PLAN in (other.reason or "")
+    assert one("well").status == "done"
+    assert pid_of(run, beside) == child
+    assert "KeyError" in (run / "evals" / "evaluator.log").read_text()
+    for path in (run / "evals").glob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_a_snapshot_is_held_while_it_is_read(run: Path, start: Callable[..., Beside]) -> None:
+    """G5, G6: it cannot be deleted amid an evaluation; one that is gone fails; the end is heard."""
+    says(run, "slow 1")
+    first, gone = ask(run, 3), ask(run, 1)
+    drop(run / gone.weights)
+    beside = start()
+    until(lambda: ledger.is_claimed(run, first), beside)
+    assert not drop(run / first.weights)
+    (run / "events.jsonl").write_text('{"kind": "stop", "reason": "done", "step": 3}\n')
+    child = pid_of(run, beside)
+    until(answered(run, first, gone))
+    assert result_of(run, first).status == "done"
+    assert result_of(run, gone).status == "failed"
+    assert "snapshot-1" in (result_of(run, gone).reason or "")
+    assert drop(run / first.weights)
+    until(lambda: not _lives(child))
+    assert ledger.waiting(run) == []
+
+
+def test_a_late_result_is_dropped(run: Path, start: Callable[..., Beside]) -> None:
+    """G6, G13: the trainer has given a step up, or gone back and made it anew, while it was evaluated."""
+    says(run, "slow 2")
+    late, beside = ask(run, 3), start()
+    until(lambda: ledger.is_claimed(run, late), beside)
+    ledger.withdraw(run, late, "timeout", "no result in 1 s")
+    given_up = ask(run, 9)
+    until(lambda: ledger.is_claimed(run, given_up), beside)
+    assert "snapshot-9" in ledger.abandon_after(run, 6, attempt=2)
+    says(run, "well")
+    anew = ask(run, 9, attempt=2)
+    until(answered(run, anew), beside)
+    assert [(said.step, said.attempt, said.status) for said in ledger.results(run)] == [
+        (3, 1, "timeout"),
+        (9, 2, "done"),
+    ]
+    assert not list((run / "evals").glob(f"{given_up.stem}*"))
+    assert not list((run / "evals").glob("3-*.items.json"))
+
+
+def test_half_a_snapshot_is_never_seen(run: Path) -> None:
+    """G9: whatever has a snapshot's name opens and verifies, at any moment of many publications."""
+    (run / "snapshots").mkdir()
+    seen, over, wrong = set[int](), threading.Event(), list[str]()
+
+    def watch() -> None:
+        while not over.is_set():
+            for name in os.listdir(run / "snapshots"):
+                if (step := step_of(name, "snapshot")) is not None and step not in seen:
+                    seen.add(step)
+                    wrong.extend(f"{name}: {said}" for said in audit(run / "snapshots" / name).damaged)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for step in range(40):
+        publish_snapshot(run, step)
+    over.set()
+    watcher.join()
+    assert wrong == []
+    assert len(seen) > 10
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from glm_accelerate.evaluate.beside import Beside
+beside = Beside(Path(sys.argv[1]), device="cpu", threads=1, cores=None, build="own_exam:make")
+print(beside._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_ends_with_its_trainer(run: Path, own: str, stopped: bool) -> None:
+    """However that ends, and even if the evaluator is stopped then."""
+    says(run, "slow 600")
+    request = ask(run, 3)
+    command = [sys.executable, "-c", PARENT, str(run), str(run.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        until(lambda: ledger.is_claimed(run, request))
+        if stopped:
+            os.kill(child, signal.SIGSTOP)
+        parent.kill()
+    until(lambda: not _lives(child), seconds=20)
+    until(lambda: not ledger.is_claimed(run, request), seconds=5)  # its threads end a moment after it
+    assert ledger.waiting(run) == [request]
+
+
+def test_by_hand(run: Path, own: str) -> None:
+    """A signal frees what was claimed and says so with 75; once is once; a mistake is the user's with 2."""
+    words = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--build"]
+    says(run, "slow 600")
+    request = ask(run, 3)
+    with subprocess.Popen([*words, own], cwd=run.parent) as process:
+        until(lambda: ledger.is_claimed(run, request))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 75
+    assert not ledger.is_claimed(run, request)
+    says(run, "well")
+    once = subprocess.run([*words, own, "--once", "--cores", "0"], cwd=run.parent, check=False, timeout=60)
+    assert once.returncode == 0
+    assert result_of(run, request).metrics["cores"] == 1
+    odd = subprocess.run(
+        [*words, "own_exam:nothing"], cwd=run.parent, check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (odd.returncode, odd.stderr.count("\n")) == (2, 1)
+    assert "own_exam:nothing" in odd.stderr
+
+
+def test_what_a_person_has_to_mend_is_not_tried_again(run: Path, own: str) -> None:
+    beside = Beside(run, device="cpu", threads=1, cores=None, build="own_exam:nothing")
+    heard = until(lambda: beside.given_up, beside)
+    assert "own_exam:nothing" in heard[0]
+    assert heard[-1] == "the evaluator is given up"
+
+
+def test_a_glm(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+    """The run's own model and exam, made again from its files: what the trainer found itself."""
+    own = {"every": 2, "where": "inline"}
+    said = {**tiny_run, "train": {"steps": 2, "step_samples": 4}, "evaluate": {**tiny_run["evaluate"], **own}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(said))
+    run = tmp_path / "run"
+    train(load_config(tmp_path / "config.yaml"), run)
+    (inline,) = [said for said in ledger.results(run) if said.step == 2]
+    request = Request(2, inline.plan, 9, "checkpoints/checkpoint-2", against=f"0-{inline.plan}-1")
+    ledger.ask(run, request)
+    beside = Beside(run, device="cpu", threads=1, cores=None)
+    try:
+        until(answered(run, request), beside)
+    finally:
+        beside.close(0.0)
+    found = result_of(run, request)
+    assert found.status == "done", found.reason
+    assert found.loss == inline.loss
+    assert found.metrics == inline.metrics
+    assert found.against is not None
+    assert found.against == inline.against
+    assert (run / "evals" / f"{request.stem}.predictions.jsonl").read_text() == (
+        run / "evals" / f"{inline.stem}.predictions.jsonl"
+    ).read_text()
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,85 @@
+"""A run's model in another process finds what the trainer's own finds, whatever is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from glm_accelerate.checkpoint.format import WEIGHTS
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.config.load import load_config
+from glm_accelerate.evaluate import ledger
+from glm_accelerate.evaluate.rebuild import glm_examiner, put
+from glm_accelerate.evaluate.results import Request
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.run import train
+
+Said = dict[str, Any]
+KINDS: dict[str, Said] = {
+    "lora": {"method": "lora", "rank": 4},
+    "freeze": {"method": "freeze", "layers": 1},
+    "prefix": {"method": "prefix", "prefix_tokens": 4},
+    "full": {"method": "full"},
+    "shared": {"method": "full", "share_qk": 2, "keep_energy": 0.9},
+    "int8": {"method": "lora", "rank": 4, "base": "int8"},
+}
+
+
+def trained(tiny_run: Said, tmp_path: Path, adapt: Said, evaluate: Said | None = None) -> Path:
+    """Four steps, evaluated and saved at the second and the fourth while training waits."""
+    said = {
+        **tiny_run,
+        "adapt": adapt,
+        "train": {"steps": 4, "step_samples": 4},
+        "evaluate": {**tiny_run["evaluate"], "every": 2, "where": "inline", **(evaluate or {})},
+        "checkpoint": {"every": 2, "wait": True},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(said))
+    train(load_config(tmp_path / "config.yaml"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_as_the_trainers_own(kind: str, tiny_run: Said, tmp_path: Path) -> None:
+    run = trained(tiny_run, tmp_path, KINDS[kind])
+    inline = {said.step: said for said in ledger.results(run)}
+    examiner = glm_examiner(run, "cpu")
+    for step in (4, 2):
+        assert inline[step].plan == examiner.plan
+        request = Request(step, examiner.plan, 1, f"checkpoints/checkpoint-{step}")
+        found = examiner.examine(request, str(run), None).result
+        assert inline[step].loss is not None
+        assert found.loss == pytest.approx(inline[step].loss, rel=1e-6)
+        assert found.metrics == inline[step].metrics
+    assert inline[2].loss != inline[4].loss
+    assert found.by["device"] == "cpu"
+
+
+def test_precision_is_as_asked_and_its_difference_is_told(tiny_run: Said, tmp_path: Path) -> None:
+    run = trained(tiny_run, tmp_path, KINDS["full"], {"precision": "bfloat16", "metrics": ["loss"]})
+    examiner = glm_examiner(run, "cpu")
+    assert examiner.model.compute == torch.bfloat16
+    request = Request(4, examiner.plan, 1, "checkpoints/checkpoint-4")
+    found = examiner.examine(request, str(run), None).result
+    assert found.by["dtype"] == "bfloat16"
+    assert abs(float(found.by["float32 differs by"])) < 0.1
+    full = {said.step: said for said in ledger.results(run)}[4].loss
+    assert found.loss == pytest.approx(full, abs=0.05)
+
+
+def test_what_does_not_fit_is_named(tiny_run: Said, tmp_path: Path) -> None:
+    run = trained(tiny_run, tmp_path, KINDS["lora"])
+    snapshot = run / "checkpoints" / "checkpoint-4"
+    with pytest.raises(UserError, match=r"no plan\.json here"):
+        glm_examiner(tmp_path, "cpu")
+    examiner = glm_examiner(run, "cpu")
+    next(iter(examiner.model.parameters())).requires_grad_(True)
+    with pytest.raises(UserError, match="trains other tensors"):
+        put(examiner.model, snapshot)
+    shapes = Reader(snapshot).shapes(WEIGHTS)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("rank: 4", "rank: 2"))
+    with pytest.raises(UserError, match=r"this config wants \["):
+        put(glm_examiner(run, "cpu").model, snapshot)
+    assert any(4 in shape for shape in shapes.values())
