@@ -21,6 +21,7 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.quantized import kind_of
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import part_reader
 from glm_accelerate.parallel.part import part_of
@@ -93,7 +94,10 @@ def _model(
         if first.type == "meta":
             fill(model, part_reader(model), device, ranks)
     model.compute = _compute(config, plan)
-    bind_operators(model, compiled=False)
+    bind_operators(model, compiled=plan.compile and not divided)
+    for part in model.modules() if model.form == "native" else ():
+        if type(part) is Linear and part.weight.dtype != model.compute:  # else cast again in every pass
+            part.keep_copy(model.compute)
     return model
 
 

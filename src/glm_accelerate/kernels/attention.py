@@ -50,20 +50,9 @@ def _one(q_BTND: Tensor, k_BTND: Tensor, v_BTND: Tensor, prefix: tuple[Tensor, T
     return out.transpose(1, 2).to(q_BTND.dtype)
 
 
-def attend_cache(
-    q_B1ND: Tensor,
-    k_BSKD: Tensor,
-    v_BSKD: Tensor,
-    lengths_B: Tensor,
-) -> Tensor:
-    """One new token a row against a cache of which row b has filled lengths_B[b]. Returns out_B1ND."""
-    bias_BS = unseen(lengths_B, k_BSKD.shape[1], q_B1ND.dtype)
-    return attend_slots(q_B1ND, k_BSKD.transpose(1, 2), v_BSKD.transpose(1, 2), bias_BS)
-
-
 def attend_slots(q_B1ND: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, bias_BS: Tensor | None) -> Tensor:
-    """The same for slots that lie head by head. The query heads that share a key head stand as its queries,
-    so no key is repeated; `bias` is what `unseen` says, made once for all layers.
+    """One new token a row against a cache that lies head by head. The query heads that share a key head stand
+    as its queries, so no key is repeated; `bias` is what `unseen` says, made once for all layers.
     """
     B, _, N, D = q_B1ND.shape
     q_BKGD = q_B1ND.reshape(B, k_BKSD.shape[1], -1, D)

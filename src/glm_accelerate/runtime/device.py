@@ -33,6 +33,14 @@ def keep_freed_memory() -> None:
             libc.mallopt(TRIM_THRESHOLD, -1)
 
 
+def give_back_memory() -> None:
+    """What was freed up to here goes back to the system: no step needs what loading and factoring took."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if getattr(libc, "gnu_get_libc_version", None) is not None:
+            libc.malloc_trim(0)
+
+
 def memory_in_use(device: torch.device) -> int:
     """The most bytes in use since `reset_peak`: tensors on a GPU, the whole process on a CPU."""
     if device.type == "cuda":

@@ -41,7 +41,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_parts, require
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.device import keep_freed_memory, pick_device
+from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, pick_device
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.asked import Asked
@@ -107,6 +107,7 @@ def built(
         proofs = prove_parts(config, model, settled.inputs, settled.model_dir)
         free(model)
         require(proofs)
+        give_back_memory()
         events = _events(settled, observers) if ranks.first else Events([], settled.attempt)
         if sparing is not None:
             events.emit("decision", {"step": progress.position, "said": sparing})

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels.attention import attend_cache, attention, attention_reference
+from glm_accelerate.kernels.attention import attend_slots, attention, attention_reference, unseen
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -55,7 +55,7 @@ def test_prefix() -> None:
 
 def test_cache() -> None:
     q, k, v = drawn(3, 1, 6, 8, seed=0), drawn(3, 10, 2, 8, seed=1), drawn(3, 10, 2, 8, seed=2)
-    lengths = torch.tensor([10, 1, 7])
-    half = attend_cache(q.half(), k.half(), v.half(), lengths)
+    lengths, (k, v) = torch.tensor([10, 1, 7]), (x.transpose(1, 2) for x in (k, v))
+    half = attend_slots(q.half(), k.half(), v.half(), unseen(lengths, 10, torch.float16))
     assert half.dtype == torch.float16
-    assert (half.double() - attend_cache(q, k, v, lengths)).abs().max() < 4e-3
+    assert (half.double() - attend_slots(q, k, v, unseen(lengths, 10, q.dtype))).abs().max() < 4e-3

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from glm_accelerate.kernels.attention import attend_cache, attention, attention_reference
+from glm_accelerate.kernels.attention import attend_slots, attention, attention_reference, unseen
 from glm_accelerate.kernels.dropout import keep_mask
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from glm_accelerate.kernels.lora import lora_linear, lora_linear_reference
@@ -97,10 +97,10 @@ def test_attention_with_prefix_sees_it_whole() -> None:
             assert torch.allclose(out[0, row], torch.einsum("ns,snd->nd", scores.softmax(-1), values[:seen]))
 
 
-def test_attend_cache_ignores_what_is_not_filled() -> None:
+def test_attend_slots_ignores_what_is_not_filled() -> None:
     q, k, v = normal(3, 1, 6, 8), normal(3, 10, 2, 8, seed=1), normal(3, 10, 2, 8, seed=2)
     lengths = torch.tensor([10, 1, 7])
-    out = attend_cache(q, k, v, lengths)
+    out = attend_slots(q, k.transpose(1, 2), v.transpose(1, 2), unseen(lengths, 10, q.dtype))
     for row, length in enumerate(lengths.tolist()):
         keys, values = (x[row : row + 1, :length].repeat_interleave(3, 2).transpose(1, 2) for x in (k, v))
         alone = scaled_dot_product_attention(q[row : row + 1].transpose(1, 2), keys, values)
