@@ -25,12 +25,13 @@ STOCK = ("transformers", "peft", "accelerate")
 def parts() -> dict[str, int]:
     """Every part and the seconds that it may take, the most important first."""
     made = {"machine": 60, "parity": 120, "operators": 180, "fits": 300, "kernel tables": 310}
+    made["generation"] = 560
     return made | {f"{case.name} {side}": case.seconds for case in CASES for side in case.sides}
 
 
 def needed(part: str) -> Sequence[str]:
     """Packages without which a part is left out."""
-    if part == "parity":
+    if part in ("parity", "generation"):
         return ("transformers",)
     if part == "kernel tables":
         return ("triton",)
