@@ -116,7 +116,8 @@ def ended_at(lengths: Sequence[int], stops: Sequence[int]) -> Generator[None]:
         return False
 
     def without_stops(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-        logits_BV[:, list(stops)] = float("-inf")
+        for stop in stops:  # a view each: a list would be copied to the device, which waits
+            logits_BV[:, stop] = float("-inf")
         return pick(logits_BV, sampling, generator)
 
     with patch.object(answer, "take", take), patch.object(decoding, "pick", without_stops):
@@ -134,8 +135,9 @@ class Schedule:
 
     def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
         over_B = tokens_BT.shape[1] - self.prompt >= self.lengths_B
-        scores_BV[:, self.stops] = float("-inf")
-        scores_BV[over_B, self.stops[0]] = float("inf")
+        for stop in self.stops:  # a view each: a list would be copied to the device, which waits
+            scores_BV[:, stop] = float("-inf")
+        scores_BV[:, self.stops[0]].masked_fill_(over_B, float("inf"))
         return scores_BV
 
 

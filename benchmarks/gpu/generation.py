@@ -3,7 +3,6 @@ weights, and a stop schedule that neither side knows beforehand. Before that, to
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -103,11 +102,10 @@ def measured(model: Decoder, stock: Any, job: Job, warm: int) -> tuple[Done, dic
 
 def run(model: Decoder, stock: Any, job: Job) -> Done:
     """One side as it runs elsewhere, with a model that is there already in place of one from files."""
-    with ExitStack() as stack:
-        if job.side == "ours":
-            stack.enter_context(patch.object(generation_sides, "load_model", return_value=model))
+    if job.side == "ours":
+        with patch.object(generation_sides, "load_model", return_value=model):
             return generation_sides.ours(job)
-        stack.enter_context(patch.object(AutoModelForCausalLM, "from_pretrained", return_value=stock))
+    with patch.object(AutoModelForCausalLM, "from_pretrained", return_value=stock):
         return generation_sides.theirs(job)
 
 

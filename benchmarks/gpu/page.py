@@ -36,6 +36,7 @@ def write_page(out: Path, log: Log, tiny: bool, command: Sequence[str]) -> None:
         *operators(list(found.values())),
         *training(found),
         *memory(found),
+        *generation(found),
     ]
     text = "\n".join(parts) + "\n"
     print(text)
@@ -87,6 +88,24 @@ def memory(found: dict[str, Finding]) -> list[str]:
         foretold, whole = each["predicted"] / 1e9, each["predicted, with what is assumed"] / 1e9
         name = name.removeprefix("memory, ")
         lines.append(f"| {name} | {foretold:.2f} | {counted} | {whole:.2f} | {each['asked for']} |")
+    return lines
+
+
+def generation(found: dict[str, Finding]) -> list[str]:
+    """Ours, and below it what it is compared with."""
+    runs = {name: one.figures for name, one in found.items() if "answer_tokens_per_second" in one.figures}
+    if not runs:
+        return []
+    lines = [
+        "\n## Answers\n",
+        "| | prefill, s | decode, s | whole, s | answer tokens/s | theirs / ours: prefill | decode | whole |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, each in runs.items():
+        taken = [number(each[f"{part}_seconds"]) for part in ("prefill", "decode", "whole")]
+        ratios = [f"{ratio:.2f}" for ratio in each.get("theirs / ours", {}).values()] or [""] * 3
+        cells = [*taken, number(each["answer_tokens_per_second"]), *ratios]
+        lines.append(f"| {name.removeprefix('generation ')} | {' | '.join(cells)} |")
     return lines
 
 

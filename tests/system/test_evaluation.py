@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from glm_accelerate.checkpoint.find import best_of
 from glm_accelerate.checkpoint.load import open_model
@@ -171,6 +172,81 @@ def test_a_decision_falls_at_its_step_wherever_it_is_made(where: str, tiny_run: 
     assert "no gain in 1 evaluations up to step 2, known 4 steps later" in decision["said"]
     again = go(tiny_run, run, evaluate={**STOPPING, "where": where})
     assert (again.step, again.done) == (6, True)
+
+
+def compared(run: Path) -> dict[int, tuple[int, str]]:
+    """With which step each was compared, and what came of it."""
+    found = {result.step: result.against for result in ledger.results(run)}
+    return {step: (one.step, one.verdict) for step, one in found.items() if one is not None}
+
+
+def test_what_a_step_is_compared_with_does_not_depend_on_when_results_come(
+    tiny_run: Said, tmp_path: Path
+) -> None:
+    """Steps of milliseconds: an evaluator beside is always late, inline is at once, a resume asks again."""
+    evaluate = {**EVERY, "every": 2, "lower_rate_after": 1, "margin": 0.0, "lag": 4}
+    for where in ("inline", "beside"):
+        go(tiny_run, tmp_path / where, evaluate={**evaluate, "where": where})
+    for stop_after in (5, 8):
+        go(tiny_run, tmp_path / "again", evaluate={**evaluate, "where": "beside"}, stop_after=stop_after)
+    go(tiny_run, tmp_path / "again", evaluate={**evaluate, "where": "beside"})
+    inline = compared(tmp_path / "inline")
+    assert sorted(inline) == [4, 6, 8, 10, 12, 14]  # nothing counts before step 4 but the beginning
+    assert inline[4][0] == 0
+    assert all(against <= step - 4 for step, (against, _) in inline.items())
+    assert compared(tmp_path / "beside") == compared(tmp_path / "again") == inline
+    assert same(tmp_path / "inline", tmp_path / "beside")
+    assert same(tmp_path / "inline", tmp_path / "again")
+
+
+def test_without_an_evaluated_step_nothing_is_called_the_best(tiny_run: Said, tmp_path: Path) -> None:
+    """Only the beginning could be evaluated; and a run without evaluation forgets an earlier best."""
+    run = tmp_path / "run"
+    evaluate = {**EVERY, "where": "inline", "every": 14}
+    go(tiny_run, run, evaluate=evaluate, stop_after=3)
+    assert sorted(losses(run)) == [0]
+    assert best_of(run) is None
+    assert open_model(run).step == 3
+    go(tiny_run, run, evaluate=evaluate)
+    assert best_of(run) is not None
+    (run / "best").write_text("snapshots/snapshot-0\n")
+    go(tiny_run, run, evaluate=evaluate)
+    assert (run / "best").read_text() == "checkpoints/checkpoint-14\n"
+
+
+def test_a_signal_ends_the_wait_for_late_evaluations(tiny_run: Said, tmp_path: Path) -> None:
+    """Nobody follows, the decision waits for ten minutes at least: SIGTERM is heard at once, all is saved."""
+    run = tmp_path / "run"
+    said = {
+        **tiny_run,
+        "evaluate": {**EVERY, "every": 2, "where": "external", "stop_after": 1, "lag": 2},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(said))
+    words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(tmp_path / "c.yaml")]
+    with subprocess.Popen(
+        [*words, "--run", str(run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        ends = time.monotonic() + 40
+        while not (run / "events.jsonl").is_file() or len(told(run, "step")) < 2:
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        time.sleep(1.0)
+        assert len(told(run, "step")) == 2  # it waits
+        process.terminate()
+        assert process.wait(20) == 75
+    assert told(run, "stop")[-1]["reason"] == "SIGTERM"
+    assert open_model(run).step == 2
+
+
+def test_a_full_disk_costs_evaluations_and_no_training(tiny_run: Said, tmp_path: Path) -> None:
+    """Requests and results cannot be written: where their folder would be, a link leads nowhere."""
+    go(tiny_run, tmp_path / "off", data={"dev": None})
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "evals").symlink_to(tmp_path / "nowhere" / "at all")
+    go(tiny_run, run, evaluate={**EVERY, "where": "inline"})
+    assert same(tmp_path / "off", run)
+    assert all("not written" in event["reason"] for event in told(run, "eval"))
 
 
 def rates(run: Path) -> dict[int, float]:

@@ -25,6 +25,7 @@ from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.beside import Beside
 from glm_accelerate.evaluate.results import Request, Result, plan_hash
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.run import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as Linux has them")
@@ -303,6 +304,67 @@ def test_hanging(run: Path, start: Callable[..., Beside]) -> None:
     assert [(one.step, one.status) for one in ledger.results(run)] == [(3, "timeout"), (6, "done")]
 
 
+def test_only_what_it_is_at_itself_is_its_fault(run: Path, start: Callable[..., Beside]) -> None:
+    """G2: somebody else is late. Our evaluator, healthy and at another step, or at none, is let be."""
+    says(run, "slow 600")
+    ours, beside = ask(run, 3), start()
+    until(lambda: ledger.is_claimed(run, ours), beside)
+    theirs = ask(run, 6)
+    with ledger.claim(run, theirs) as external:
+        assert external
+        child = pid_of(run, beside)
+        assert beside.kill("no result in 1 s", theirs.stem) == []
+        assert pid_of(run, beside) == child
+        assert _lives(child)
+    heard: list[str] = []
+    ends = time.monotonic() + 20
+    while not heard and time.monotonic() < ends:
+        heard = beside.kill("no result in 1 s", ours.stem)  # once it has said that it is at it
+    assert "no result in 1 s" in heard[0]
+    assert not _lives(child)
+
+
+def test_one_that_does_not_go_when_it_is_killed(
+    run: Path, start: Callable[..., Beside], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a call to a disk that is lost: SIGKILL waits there. Training does not, and starts another."""
+    says(run, "slow 600")
+    request, beside = ask(run, 3), start()
+    until(lambda: ledger.is_claimed(run, request), beside)
+    child, real = pid_of(run, beside), os.killpg
+    os.kill(child, signal.SIGSTOP)
+    monkeypatch.setattr(os, "killpg", lambda *_: None)  # no signal of ours reaches it
+    try:
+        killer = threading.Thread(target=beside.kill, args=("no result in 1 s",), daemon=True)
+        killer.start()
+        killer.join(20)
+        assert not killer.is_alive()
+        assert _lives(child)
+    finally:
+        monkeypatch.setattr(os, "killpg", real)
+        os.kill(child, signal.SIGKILL)
+    says(run, "well")
+    until(answered(run, request), beside)
+    assert pid_of(run, beside) != child
+
+
+def test_what_the_system_refuses_is_an_end_and_not_ours(run: Path, start: Callable[..., Beside]) -> None:
+    """No process, no room for its log: as a directory in the log's place refuses to be opened."""
+    beside, log = start(restarts=2), run / "evals" / "evaluator.log"
+    until(lambda: beside.ready, beside)
+    os.kill(pid_of(run, beside), signal.SIGKILL)
+    log.unlink()
+    log.mkdir()
+    heard = until(lambda: beside.given_up, beside)
+    assert "signal 9" in heard[0]
+    assert "its log cannot be read: [Errno 21]" in heard[0]
+    assert [said for said in heard[1:-1] if "it could not be started: [Errno 21]" in said] == heard[1:-1]
+    assert len(heard) == 4
+    assert heard[-1] == "the evaluator is given up"
+    with pytest.raises(UserError, match=r"no evaluator can be started beside training: \[Errno 21\]"):
+        start()
+
+
 def test_slow(run: Path, start: Callable[..., Beside]) -> None:
     """G3: what waits gives way to what is newer, and that is on record; what is claimed is let be."""
     says(run, "slow 1")
@@ -487,6 +549,16 @@ def test_by_hand(run: Path, own: str) -> None:
     )
     assert (odd.returncode, odd.stderr.count("\n")) == (2, 1)
     assert "own_exam:nothing" in odd.stderr
+
+
+@pytest.mark.parametrize(("said", "order"), [("{}", [9, 6, 3]), ("{keep: all}", [3, 6, 9])])
+def test_by_hand_in_the_order_that_the_run_needs(run: Path, own: str, said: str, order: list[int]) -> None:
+    (run / "config.yaml").write_text(f"model: {{path: m}}\ndata: {{train: a, dev: b}}\nevaluate: {said}\n")
+    requests = [ask(run, step) for step in (3, 6, 9)]
+    words = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--build", own, "--once"]
+    subprocess.run(words, cwd=run.parent, check=True, timeout=60)
+    when = {request.step: (run / "evals" / f"{request.stem}.json").stat().st_mtime_ns for request in requests}
+    assert sorted(when, key=when.__getitem__) == order
 
 
 def test_what_a_person_has_to_mend_is_not_tried_again(run: Path, own: str) -> None:

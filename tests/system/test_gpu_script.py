@@ -96,6 +96,22 @@ def test_the_stock_way_learns_the_same_samples(tmp_path: Path, hidden: Path) -> 
         assert quantized == {"left out": "there is no bitsandbytes"}
 
 
+def test_answers_are_the_stock_ways_and_both_are_timed(tmp_path: Path, hidden: Path) -> None:
+    done, findings = gpu_script(tmp_path / "out", hidden, "generation")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(finding["ok"] for finding in findings)
+    (exact,) = figures(findings, "generation in float32")
+    assert exact["same"] == exact["of"] == 8
+    (mine,) = figures(findings, "generation ours")
+    theirs = figures(findings, "generation against batches of ")
+    assert len(theirs) == 2
+    for each in theirs:
+        assert each["lengths"] == mine["lengths"]
+        for part in ("prefill", "decode", "whole"):
+            ratio = each[f"{part}_seconds"] / mine[f"{part}_seconds"]
+            assert each["theirs / ours"][part] == pytest.approx(ratio)
+
+
 def test_memory_is_foretold_and_counted(tmp_path: Path) -> None:
     done, findings = gpu_script(tmp_path / "out", tmp_path, "fits")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -120,7 +120,7 @@ def _follow(run: Path, args: argparse.Namespace) -> None:
     from glm_accelerate.evaluate.ledger import read, waiting
     from glm_accelerate.evaluate.rebuild import glm_examiner
     from glm_accelerate.evaluate.results import parse_stem
-    from glm_accelerate.evaluate.worker import Following, Lost
+    from glm_accelerate.evaluate.worker import Following, Lost, all_count
     from glm_accelerate.evaluate.worker import follow as answer_all
     from glm_accelerate.observe.figures import evaluation
     from glm_accelerate.parallel.ranks import joined
@@ -143,7 +143,7 @@ def _follow(run: Path, args: argparse.Namespace) -> None:
         examiner = glm_examiner(run, device, ranks)
         if ranks.first:
             say(f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
-        how = Following(once=args.once, tell=tell if ranks.first else str)
+        how = Following(args.once, oldest=all_count(run), tell=tell if ranks.first else str)
         try:
             answer_all(run, examiner, how, ranks)
         except Lost as error:

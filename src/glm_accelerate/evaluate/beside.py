@@ -21,6 +21,7 @@ LOG = "evaluator.log"
 PAUSE = 0.2  # seconds between two looks that ask the system
 STRIKES = 2  # ends of the evaluator at one evaluation
 LAST_WORDS = 5.0  # seconds for a process that is told to end
+AT_ONCE = 1.0  # ... and for one that is killed: training goes on without its end
 LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
 LONGEST_LINE = 1000
 USERS_INPUT = 2  # its exit code
@@ -67,13 +68,18 @@ class Beside:
         self._words += ["--build", build] if build else []
         self._restarts, self._pause = restarts, pause
         self._process: subprocess.Popen[bytes] | None = None
+        self._lingering: list[subprocess.Popen[bytes]] = []  # killed, and not gone at once
         self._heard = b""
         self._ends = 0  # without a result between them
         self._at: str | None = None  # the stem of what it is at
         self._ended_at: Counter[str] = Counter()
         self._next_look = self._next_start = 0.0
         self.ready = self.given_up = False
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            cure = "evaluate.where: inline"
+            raise UserError(f"no evaluator can be started beside training: {error}", cure=cure) from error
 
     def look(self) -> list[str]:
         """What has happened since, in words for the log; most times it asks nothing. Never waits."""
@@ -84,7 +90,10 @@ class Beside:
         if self._process is None:
             if now < self._next_start:
                 return []
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                return self._ended(f"it could not be started: {error}")
             return ["the evaluator is started again"]
         code = self._process.poll()
         self._hear()  # after that: then it is all that was said
@@ -94,9 +103,14 @@ class Beside:
             self._ends = self._restarts
         return self._ended(f"signal {-code}" if code < 0 else f"exit code {code}")
 
-    def kill(self, why: str) -> list[str]:
-        """End it wherever it is, stopped or hung, with all that it has started. `look` starts it again."""
+    def kill(self, why: str, stem: str | None = None) -> list[str]:
+        """End it wherever it is, stopped or hung, with all that it has started. `look` starts it again.
+        With a `stem` only if it is at that one: another evaluator may be.
+        """
         if self._process is None:
+            return []
+        self._hear()
+        if stem is not None and stem != self._at:
             return []
         self._kill()
         return self._ended(why)
@@ -118,9 +132,11 @@ class Beside:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LAST_WORDS)
             self._kill()
+        self._bury()
         self.given_up = True
 
     def _start(self) -> None:
+        self._bury()
         folder = self._run / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / LOG
@@ -188,17 +204,28 @@ class Beside:
             return []
         step, plan, attempt = parsed
         reason = f"the evaluator ended {STRIKES} times while at it ({how})"
-        withdraw(self._run, Request(step, plan, attempt, ""), "failed", reason)
-        return [f"step {step} is not evaluated: {reason}"]
+        said = f"step {step} is not evaluated: {reason}"
+        try:
+            withdraw(self._run, Request(step, plan, attempt, ""), "failed", reason)
+        except OSError as error:
+            return [f"{said}; that cannot be written: {error}"]
+        return [said]
 
     def _kill(self) -> None:
         """It and its children: it leads a session of its own."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(AT_ONCE)
+        except subprocess.TimeoutExpired:  # in a call that the system does not interrupt, as to a lost disk
+            self._lingering.append(self._process)
         self._hear()
         self._let_go()
+
+    def _bury(self) -> None:
+        """Those that are gone by now, so that the system forgets them."""
+        self._lingering = [process for process in self._lingering if process.poll() is None]
 
     def _let_go(self) -> None:
         process = self._process
@@ -209,9 +236,12 @@ class Beside:
 
 
 def _last_line(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LONGEST_LINE))
-        lines = file.read().decode("utf-8", "replace").split("\n")
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LONGEST_LINE))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        return f"its log cannot be read: {error}"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 

@@ -42,8 +42,7 @@ def judge(result: Result, earlier: Mapping[int, Judged]) -> Judged:
     base = earlier.get(against.step) if against else None
     if against is None or base is None or base.loss is None:
         return Judged(result.step, loss, result.status)
-    if result.samples < result.total:
-        loss = base.loss + against.difference
+    loss = base.loss + against.difference
     return Judged(result.step, loss, result.status, against.step, against.verdict)
 
 

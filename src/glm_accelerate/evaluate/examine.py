@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.collate import collate, empty_batch
 from glm_accelerate.data.inputs import Inputs
-from glm_accelerate.data.pack import pack
+from glm_accelerate.data.pack import Arrangement, pack
+from glm_accelerate.data.types import Sample
 from glm_accelerate.evaluate.answers import Answers, Watch, ask
 from glm_accelerate.evaluate.choice import choose
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
@@ -169,19 +171,39 @@ class GlmExaminer:
         if not taken:
             return Items(losses_N, targets_N)
         passes = pack([len(sample) for sample in taken], self.exam.micro_tokens)
+        lacking = self._pass_through(passes, taken, losses_N, targets_N)
+        failed, *both = self.ranks.total([lacking is not None, *losses_N, *targets_N])
+        if lacking is not None:
+            raise lacking
+        if failed:
+            raise UserError("another rank ran out of memory", cure="evaluate fewer samples")
+        return Items(np.array(both[: len(taken)]), np.array(both[len(taken) :]))
+
+    def _pass_through(
+        self,
+        passes: Sequence[Arrangement],
+        taken: Sequence[Sample],
+        losses_N: NDArray[np.float64],
+        targets_N: NDArray[np.float64],
+    ) -> RuntimeError | MemoryError | None:
+        """This rank's passes. A lack of memory is returned, so that all ranks hear of it in step; where they
+        compute together that cannot be.
+        """
         share, done = self.ranks.count, 0
         for first in range(0, len(passes), share):
             mine = first + self.ranks.rank
-            if mine >= len(passes):
-                document_losses(self.model, empty_batch())  # models that are divided compute together
-                continue
-            places = [place for row in passes[mine].rows for place in row]
-            losses_D, targets_D = document_losses(self.model, collate(passes[mine], taken))
+            batch = collate(passes[mine], taken) if mine < len(passes) else empty_batch()
+            try:
+                losses_D, targets_D = document_losses(self.model, batch)
+            except (RuntimeError, MemoryError) as error:
+                if self.divided or not ran_out(error):
+                    raise
+                return error
+            places = [place for row in passes[mine].rows for place in row] if mine < len(passes) else []
             losses_N[places], targets_N[places] = losses_D[: len(places)], targets_D[: len(places)]
             done += len(places)
             self.watch("held-out loss", done, len(taken))
-        both = self.ranks.total([*losses_N, *targets_N])
-        return Items(np.array(both[: len(taken)]), np.array(both[len(taken) :]))
+        return None
 
     def _difference(self) -> float:
         """How far the loss of a few samples is from that in float32."""
@@ -200,7 +222,7 @@ def failed(request: Request, error: Exception) -> Findings:
 
 def _worded(error: Exception) -> str:
     """A user's error or a lack of memory; anything else is our bug, and raised."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | OSError):
         return str(error)
     if not ran_out(error):
         raise error

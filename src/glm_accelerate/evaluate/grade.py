@@ -1,7 +1,7 @@
 """Answers are scored in processes of their own, while the next ones are generated: put -> workers -> scores.
 
-A worker is a plain interpreter: no torch, no signal meant for us, and it ends with its parent, however that
-ends. What is wrong with one metric fails that metric and nothing else.
+A worker is a plain interpreter: no torch, deaf to Ctrl-C, which is our parent's to answer, and it ends with
+its parent, however that ends. What is wrong with one metric fails that metric and nothing else.
 """
 
 import json
@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, Self
 
 from glm_accelerate.evaluate.metrics import BUILT_IN, Scorer, metric_names
+from glm_accelerate.evaluate.orphan import end_with_parent
 from glm_accelerate.runtime.errors import UserError
 
 AHEAD = 16  # answers handed to a worker before it has scored them
@@ -155,13 +156,12 @@ class _Worker:
         self.socket, theirs = Pipe()
         # It finds modules where we do, wherever that is.
         start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
-        with theirs:
+        with theirs, _deaf_to_interrupts():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"{start}; serve({theirs.fileno()})"],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # a metric may print: what we print is read by others
                 pass_fds=[theirs.fileno()],
-                process_group=0,
             )
         with suppress(OSError):  # it has ended already: the first task tells
             self.socket.send_bytes(json.dumps(list(names)).encode())
@@ -192,11 +192,22 @@ class _Worker:
         self._process.wait()
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Generator[None]:
+    """What is started here never hears SIGINT, from its first instruction on: a mask is inherited."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def serve(descriptor: int) -> None:
     """A worker's life."""
+    end_with_parent()  # even under a metric that lets no other thread run, as a regular expression does
     with Connection(descriptor) as parent, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         tasks: SimpleQueue[Any] = SimpleQueue()
-        # Listening never stops, not even under a metric that hangs: so the end of our parent is ours.
+        # Listening goes on while a metric sleeps or waits: where the system has no such end, this is it.
         Thread(target=_listen, args=(parent, tasks), daemon=True).start()
         scorer = Scorer(tasks.get())
         parent.send_bytes(json.dumps([STARTING, {}, scorer.broken]).encode())

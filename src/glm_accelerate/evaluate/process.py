@@ -6,7 +6,6 @@ it says `ready`, `claimed STEM`, `done STEM` and never waits for being heard; it
 
 import argparse
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -19,14 +18,14 @@ from types import FrameType
 import torch
 
 from glm_accelerate.evaluate.exam import Examiner
-from glm_accelerate.evaluate.worker import Following, follow
+from glm_accelerate.evaluate.orphan import end_with_parent
+from glm_accelerate.evaluate.worker import Following, all_count, follow
 from glm_accelerate.parallel.ranks import ALONE, Ranks, joined
 from glm_accelerate.runtime.device import keep_freed_memory
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 
 NICENESS = 10
-SET_PARENT_DEATH_SIGNAL = 1  # prctl
 USERS_INPUT = 2
 
 
@@ -66,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", default="", help="to keep to, as 2,3; all, if not given")
     parser.add_argument("--build", default="", help="module:function that makes an Examiner from RUN")
     parser.add_argument("--once", action="store_true", help="what waits now, no more")
-    parser.add_argument("--oldest", action="store_true", help="first; else the newest")
+    parser.add_argument("--oldest", action="store_true", help="first; else as the run's config says")
     parser.add_argument("--child", action="store_true", help="of a trainer that listens")
     args = parser.parse_args(words)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -115,12 +114,6 @@ def _cores(said: str) -> set[int]:
         raise UserError(f"not a list of cores: {said}", cure="--cores 2,3") from error
 
 
-def end_with_parent() -> None:
-    """The system kills us when whoever started us is gone, whatever we are doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-
 def _serve(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     if args.device.startswith("cuda:"):  # no word of ours to another card
@@ -133,7 +126,7 @@ def _serve(args: argparse.Namespace) -> None:
     with contextlib.nullcontext(ALONE) if args.child else joined() as ranks:
         run: Path = args.run
         made = examiner_of(args.build, run) if args.build else _of_run(run, args.device, ranks)
-        how = Following(once=args.once, oldest=args.oldest)
+        how = Following(once=args.once, oldest=args.oldest or (parent is None and all_count(run)))
         if parent is not None:
             parent.tell("ready")
             how = Following(args.once, args.oldest, tell=parent.tell, before=parent.share)

@@ -24,6 +24,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import part_reader
+from glm_accelerate.optim.widen import wide_dtype
 from glm_accelerate.parallel.part import part_of
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
@@ -93,7 +94,7 @@ def _model(
         shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, ranks.count))
         if first.type == "meta":
             fill(model, part_reader(model), device, ranks)
-    model.compute = _compute(config, plan)
+    model.compute = _compute(config, plan, device)
     bind_operators(model, compiled=plan.compile and not divided)
     for part in model.modules() if model.form == "native" else ():
         if type(part) is Linear and part.weight.dtype != model.compute:  # else cast again in every pass
@@ -101,9 +102,13 @@ def _model(
     return model
 
 
-def _compute(config: RunConfig, plan: RunPlan) -> torch.dtype:
-    """As training does, unless the config says otherwise. 8-bit products are trained in, not evaluated."""
+def _compute(config: RunConfig, plan: RunPlan, device: torch.device) -> torch.dtype:
+    """As training does, unless the config says otherwise. 8-bit products are trained in, not evaluated; nor
+    is float16: which layers it cannot hold only the trainer has measured.
+    """
     said = plan.compute if config.evaluate.precision == "auto" else config.evaluate.precision
+    if said == "float16":
+        return wide_dtype(device)
     return torch.bfloat16 if said == "fp8" else getattr(torch, said)
 
 

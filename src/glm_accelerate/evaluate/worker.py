@@ -23,6 +23,7 @@ import torch
 from torch.distributed import DistStoreError
 
 from glm_accelerate.checkpoint.lease import lease
+from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.exam import Examiner, Findings
 from glm_accelerate.evaluate.ledger import claim, listing, publish, read_items
 from glm_accelerate.evaluate.results import Request, Result, parse_result, sound, whole_plan
@@ -32,6 +33,7 @@ from glm_accelerate.runtime.errors import UserError
 
 POLL = 0.5  # seconds between two looks for something to do
 LOCKSTEP = timedelta(seconds=60)  # that a rank which failed waits for the others before it ends the job
+HALTS = ("SIG", "asked to stop", "a signal to another rank")  # how reasons begin that are not a run's end
 TAIL = 1 << 16  # bytes at the end of a log that are read for its last event
 
 
@@ -104,8 +106,16 @@ def finished(run: Path) -> bool:
     if not isinstance(last, dict):
         return False
     event = cast("dict[str, object]", last)
-    halted = str(event.get("reason")).startswith(("SIG", "asked to stop"))
-    return event.get("kind") == "stop" and not halted
+    return event.get("kind") == "stop" and not str(event.get("reason")).startswith(HALTS)
+
+
+def all_count(run: Path) -> bool:
+    """Whether no evaluation of a run may be left out, so that the oldest is to be answered first."""
+    path = run / "config.yaml"
+    if not path.is_file():
+        return False
+    section = load_config(path).evaluate
+    return section.keep == "all" or section.decides
 
 
 def _answer(run: Path, request: Request, examiner: Examiner) -> Findings:
@@ -159,8 +169,10 @@ def _next(run: Path, how: Following, held: ExitStack) -> dict[str, Any] | None:
             sys.stderr.write(f"{reason}\n")
         told |= set(there.passed_over)
         for request in there.waiting if how.oldest else reversed(there.waiting):
-            if held.enter_context(claim(run, request)):
-                return asdict(request)
+            with ExitStack() as tried:  # what another holds is let go here: there may be thousands of looks
+                if tried.enter_context(claim(run, request)):
+                    held.push(tried.pop_all())
+                    return asdict(request)
         if how.once or (not there.waiting and finished(run)):
             return None
         time.sleep(how.poll)

@@ -1,30 +1,42 @@
 """Where evaluations run: on a device that training leaves free, on spare cores, or between two steps.
 
-A process on spare cores pays only if it keeps up: an evaluation on them has to take no longer than what
-training does meanwhile.
+A spare device has to hold the model alone. A process on spare cores pays only if it keeps up: an evaluation
+on them has to take no longer than what training does meanwhile.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import Inputs
+from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.cost import CORE_PLAIN, CORE_PRODUCTS, speed_of
+from glm_accelerate.plan.fit import Settled
 from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.plan.passes import Load
 
 PASSES = 3  # a training step is about so many forward passes
 SHORT = 60.0  # seconds of training
 SLOWEST_DEVICE = 3e13  # products a second, of one that no data sheet is known of
+FIRST_LOOK = 128  # samples after which `evaluate.looks` asks for the first time whether they are enough
+ROUND_MODEL = 1.2  # assumed: weights and what is copied of them
+PASS_BYTES = 3e9  # assumed: a context, one pass, and a cache of answers
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What training does between two evaluations, and what an evaluation does."""
+    """What training does between two evaluations, and what an evaluation does: tokens through the model."""
 
     times: float  # evaluations
-    trained: float  # tokens through the model
-    judged: float
+    trained: float
+    usual: float  # evaluated: the first look
+    most: float  # ... where none of the looks before the last tells two steps apart
+    largest: float  # all samples, as finalists are given in the end
     parameters: float
     compute: str
-    model_bytes: float
+    model_bytes: float  # as an evaluator keeps it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +47,93 @@ class Place:
     device: str
     threads: int  # of an evaluator on a CPU, at the most
     why: str
+    seconds: float = 0.0  # that the largest takes there, unless it is inline
 
 
-def place_of(config: RunConfig, hardware: Hardware, ranks: int, between: Between) -> Place:
+def between(
+    config: RunConfig, sizes: Sizes, inputs: Inputs, load: Load, settled: Settled, every: int
+) -> Between:
+    """Of a run that has held-out data."""
+    dev, section, kind = inputs.dev, config.evaluate, kind_of(config.adapt)
+    assert dev is not None
+    total, each = len(dev), float(dev.lengths.mean())
+    answer = section.max_new_tokens if any(name != "loss" for name in section.metrics) else 0
+    most = total if isinstance(section.samples, str) else min(total, section.samples)
+    first = FIRST_LOOK if section.samples == "auto" and total >= 2 * FIRST_LOOK else most
+    kept: torch.dtype = getattr(torch, config.model.dtype if kind else settled.dtype)
+    return Between(
+        times=load.steps / every,
+        trained=every * float(inputs.train.lengths.sum()) / load.steps_per_epoch,
+        usual=first * (each + answer),
+        most=most * each + first * answer,  # a close race takes more samples, and no more answers
+        largest=total * (each + answer),
+        parameters=sizes.parameters,
+        compute=settled.compute,
+        model_bytes=kept_bytes(sizes, kept, kind),
+    )
+
+
+def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -> Place:
     """What the config says, or the first that holds: a spare device, spare cores that keep up, inline."""
     asked = config.evaluate.where
     on_cpu = hardware.device == "cpu"
     busy = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
     spare = max(0, hardware.cores - busy)
-    device = "cpu" if on_cpu or hardware.count <= ranks else f"{hardware.device}:{ranks}"
-    if asked == "external":
-        return Place("external", "", 0, "the config: `evaluate RUN --follow` does it")
+    device, but = ("cpu", "") if on_cpu or hardware.count <= ranks else _spare(hardware, ranks, work)
     if asked == "inline":
         return Place("inline", "", 0, "the config: training waits")
+    if asked == "external":  # wherever that is: on something like this
+        why = "the config: `evaluate RUN --follow` does it"
+        return Place("external", "", 0, why, _seconds(hardware, hardware.device, 1, work, work.largest))
+    # On cores the first evaluation has one of them: it is given more when it does not keep up.
+    seconds = _seconds(hardware, device, 1, work, work.largest)
     if asked == "beside":
-        return Place("beside", device, max(1, spare), "the config")
+        return Place("beside", device, max(1, spare), f"{but}the config", seconds)
     if device != "cpu":
-        return Place("beside", device, 1, f"{device} is spare")
+        return Place("beside", device, 1, f"{device} is spare", seconds)
+    said = _on_cores(config, hardware, ranks, spare, work)
+    return replace(said, why=f"{but}{said.why}", seconds=seconds if said.where == "beside" else 0.0)
+
+
+def _spare(hardware: Hardware, ranks: int, work: Between) -> tuple[str, str]:
+    """The device that training leaves free; or the CPU, and what is in the way. A model that is divided in
+    training is whole here.
+    """
+    device, needed = f"{hardware.device}:{ranks}", ROUND_MODEL * work.model_bytes + PASS_BYTES
+    if needed <= hardware.memory_bytes:
+        return device, ""
+    has = f"{hardware.memory_bytes / 1e9:.1f} GB"
+    return "cpu", f"{device} is spare, but an undivided model needs about {needed / 1e9:.1f} of its {has}; "
+
+
+def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, work: Between) -> Place:
     if not spare:
         return Place("inline", "", 0, f"training takes all {hardware.cores} cores: it waits")
+    on_cpu = hardware.device == "cpu"
     free = hardware.free_bytes if on_cpu else hardware.host_bytes
-    if free < 2 * between.model_bytes:
-        return Place("inline", "", 0, f"no memory for a second model of {between.model_bytes / 1e9:.1f} GB")
-    taken, given = _seconds(hardware, ranks, between, spare)
+    if free < 2 * work.model_bytes:
+        return Place("inline", "", 0, f"no memory for a second model of {work.model_bytes / 1e9:.1f} GB")
+    meanwhile = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
+    given = _seconds(hardware, hardware.device, meanwhile, work, PASSES * work.trained)
     cores = f"{spare} spare core{'s' if spare > 1 else ''}"
-    if given * between.times < SHORT:
+    if given * work.times < SHORT:
         return Place("inline", "", 0, "the run is short: starting an evaluator would take longer")
-    if taken > given:
-        return Place(
-            "inline", "", 0, f"{cores} would take {taken / given:.1f} times as long as training meanwhile"
-        )
-    return Place("beside", "cpu", spare, f"{cores}, busy about {taken / given:.0%} of the time")
+    usual, most = (
+        _seconds(hardware, "cpu", spare, work, tokens) / given for tokens in (work.usual, work.most)
+    )
+    none_left_out = config.evaluate.keep == "all" or config.evaluate.decides
+    if (taken := most if none_left_out else usual) > 1:
+        return Place("inline", "", 0, f"{cores} would take {taken:.1f} times as long as training meanwhile")
+    close = f", {most:.0%} in a close race" if most > usual else ""
+    return Place("beside", "cpu", spare, f"{cores}, busy about {usual:.0%} of the time{close}")
 
 
-def _seconds(hardware: Hardware, ranks: int, between: Between, spare: int) -> tuple[float, float]:
-    """Of an evaluation on the spare cores, and of training between two, as far as can be told."""
-    forward = 2 * between.parameters
-    fast = hardware.bf16 and hardware.device == "cpu" and between.compute != "float32"
-    core = CORE_PRODUCTS if fast else CORE_PLAIN
-    if hardware.device == "cpu":
-        speed = ranks * (hardware.threads or hardware.cores) * core
+def _seconds(hardware: Hardware, device: str, count: int, work: Between, tokens: float) -> float:
+    """Of so many tokens through the model, on so many cores or devices, as far as can be told."""
+    if device == "cpu":
+        fast = hardware.bf16 and hardware.device == "cpu" and work.compute != "float32"
+        speed = CORE_PRODUCTS if fast else CORE_PLAIN
     else:
-        known = speed_of(hardware, between.compute)
-        speed = ranks * (known.products if known is not None else SLOWEST_DEVICE)
-    return forward * between.judged / (spare * core), PASSES * forward * between.trained / speed
+        known = speed_of(hardware, work.compute)
+        speed = known.products if known is not None else SLOWEST_DEVICE
+    return 2 * work.parameters * tokens / (count * speed)

@@ -20,7 +20,7 @@ from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
-from glm_accelerate.plan.beside import Between, Place, place_of
+from glm_accelerate.plan.beside import Place, between, place_of
 from glm_accelerate.plan.fit import Settled, setting_of
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
@@ -136,6 +136,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         evaluate_where=evaluation.place.where,
         evaluate_device=evaluation.place.device,
         evaluate_threads=evaluation.place.threads,
+        evaluate_seconds=round(evaluation.place.seconds, 1),
         reasons=tuple(reasons),
         compile=settled.compiled,
         offload=tuple(sorted(chosen.job.offload)),
@@ -376,12 +377,7 @@ def _evaluation(config: RunConfig, ground: Ground, settled: Settled, load: Load,
     asked = config.evaluate.every
     every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, load.steps // 10))
     say("evaluation", f"every {every:,} steps", _said(asked, f"a tenth of the run, at most {MOST_BETWEEN}"))
-    per_step = float(inputs.train.lengths.sum()) / load.steps_per_epoch
-    judged = float(dev.lengths.mean()) * min(len(dev), MOST_EVALUATED)
-    parameters = ground.sizes.parameters
-    work = Between(
-        load.steps / every, every * per_step, judged, parameters, settled.compute, 4.0 * parameters
-    )
+    work = between(config, ground.sizes, inputs, load, settled, every)
     place = place_of(config, ground.hardware, ground.ranks, work)
     say("where", " on ".join(filter(None, [place.where, place.device])), place.why)
     wanted, total = config.evaluate.samples, len(dev)

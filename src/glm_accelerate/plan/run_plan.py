@@ -86,6 +86,7 @@ class RunPlan:
     offload: tuple[str, ...] = ()  # of activations, optimizer, weights
     fuse_update: bool = False
     memory: Memory | None = None
+    evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline
     spare_bytes: int = 0  # left over where blocks recompute only to fit: as much need not be recomputed
 
     @property

@@ -5,14 +5,15 @@ post (a request in the ledger) -> claimed ... -> answered, or late: then a resul
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.beside import Beside
 from glm_accelerate.evaluate.decide import best
-from glm_accelerate.evaluate.results import Request, Result, Status, stem_of
+from glm_accelerate.evaluate.exam import Findings, Items
+from glm_accelerate.evaluate.results import Request, Result, Status, stem_of, whole_plan
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.state import Judging
 
@@ -31,7 +32,9 @@ class Asked:
     attempt: int
     beside: Beside | None = None  # the evaluator that this process has started
     threads: int = 1  # of that one, at the most
+    expected: float = 0.0  # seconds of an evaluation, by the plan
     attempts: dict[int, int] = field(default_factory=dict[int, int])  # in which each step was asked
+    _known: dict[str, Request] = field(default_factory=dict[str, Request])  # asked by an earlier attempt
     _waiting: dict[str, Request] = field(default_factory=dict[str, Request])  # by stem
     _since: dict[str, float] = field(
         default_factory=dict[str, float]
@@ -41,6 +44,7 @@ class Asked:
     def remember(self) -> None:
         """In which attempts the steps of this branch were asked."""
         found = ledger.listing(self.run)
+        self._known = {request.stem: request for request in found.waiting}
         for one in (*found.results, *found.waiting):
             if one.plan == self.plan:
                 self.attempts[one.step] = max(one.attempt, self.attempts.get(one.step, 0))
@@ -50,13 +54,36 @@ class Asked:
     def request(self, step: int) -> Request:
         """What is asked about a step, and which one it is compared with: the best of those that count."""
         stem = stem_of(step, self.plan, self.attempts[step])
-        if stem in self._waiting:
-            return self._waiting[stem]
+        known = self._waiting.get(stem) or self._known.get(stem)
+        if known is not None:
+            return known
         until = step - self.lag if self.lag else step - 1
         found = best([one for one in self.judging.prefix if one.step <= until], self.section.margin)
         against = None if found is None else stem_of(found, self.plan, self.attempts[found])
         weights = None if found is None else _snapshot(found)
         return Request(step, self.plan, self.attempts[step], _snapshot(step), against, weights)
+
+    def finalist(self, step: int) -> Request:
+        """The same of all held-out samples."""
+        return Request(step, whole_plan(self.plan), self.attempts[step], _snapshot(step), whole=True)
+
+    def items(self, stem: str) -> Items | None:
+        """What was measured of another step, if it can be read."""
+        try:
+            return ledger.read_items(self.run, stem)
+        except UserError:
+            return None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the evaluator will not come back."""
+        return self.beside is not None and self.beside.given_up
+
+    @property
+    def compared(self) -> set[int]:
+        """Steps whose weights somebody may need to compare with."""
+        stems = [request.against for request in self._waiting.values()]
+        return {int(stem.partition("-")[0]) for stem in stems if stem is not None}
 
     def post(self, request: Request) -> list[Result]:
         """Ask. One that still waits for its turn gives way, unless all are to be kept; returns those."""
@@ -65,16 +92,30 @@ class Asked:
             for older in list(self._waiting.values()):
                 with ledger.claim(self.run, older) as mine:
                     gone += self.answer(older, "skipped", f"step {request.step} is newer") if mine else []
-        ledger.ask(self.run, request)
+        try:
+            ledger.ask(self.run, request)
+        except OSError as error:
+            return [*gone, _unwritten(request, "failed", "it could not be asked", error)]
         self._waiting[request.stem] = request
         self._since[request.stem] = time.monotonic()
         return gone
 
     def answer(self, request: Request, status: Status, reason: str) -> list[Result]:
         """In an evaluator's place. If one was faster, its answer counts."""
-        ledger.withdraw(self.run, request, status, reason)
-        result = self.read(request)
-        return [] if result is None else [result]
+        return self.publish(
+            Findings(Result(request.step, request.plan, request.attempt, status, reason=reason))
+        )
+
+    def publish(self, findings: Findings) -> list[Result]:
+        """What stands in the ledger then. A full disk costs the file, never the training."""
+        result = findings.result
+        self._waiting.pop(result.stem, None)
+        try:
+            ledger.publish(self.run, findings)
+            stands = ledger.read(self.run, result.stem)
+        except (OSError, UserError) as error:
+            return [replace(result, reason=f"{result.reason or 'measured'}; not written: {error}")]
+        return [result if stands is None else stands]
 
     def read(self, request: Request) -> Result | None:
         """The answer, if it is there."""
@@ -97,7 +138,7 @@ class Asked:
         ]
         for request, status, reason in list(self._late()):
             if status == "timeout" and self.beside is not None:
-                said += self.beside.kill(f"step {request.step}: {reason}")
+                said += self.beside.kill(f"step {request.step}: {reason}", request.stem)
             found += self.answer(request, status, reason)
         return found, said
 
@@ -105,7 +146,7 @@ class Asked:
     def limit(self) -> float:
         """Seconds that one evaluation may take."""
         said = self.section.timeout
-        return max(LEAST, USUAL * self._longest) if said == "auto" else said
+        return max(LEAST, USUAL * max(self._longest, self.expected)) if said == "auto" else said
 
     def close(self) -> None:
         """The evaluator ends, wherever it is; what it has claimed is free again."""
@@ -116,12 +157,17 @@ class Asked:
         """Those that will not be answered any more. One that waits for its turn has all the time."""
         now = time.monotonic()
         for request in self._waiting.values():
-            if self.beside is not None and self.beside.given_up:
+            if self.given_up:
                 yield request, "failed", "the evaluator ended again and again"
             elif not ledger.is_claimed(self.run, request):
                 self._since[request.stem] = now
             elif now - self._since[request.stem] > self.limit:
                 yield request, "timeout", f"no result in {self.limit:g} s"
+
+
+def _unwritten(request: Request, status: Status, reason: str, error: OSError) -> Result:
+    said = f"{reason}: {error.strerror}"
+    return Result(request.step, request.plan, request.attempt, status, reason=said)
 
 
 def _snapshot(step: int) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
+from glm_accelerate.checkpoint.find import BEST
 from glm_accelerate.checkpoint.foreign import read_foreign
 from glm_accelerate.checkpoint.format import WEIGHTS, Damaged
 from glm_accelerate.checkpoint.lease import lease
@@ -287,6 +288,7 @@ def _evaluation(
     config, plan, ranks = settled.config, settled.plan, settled.ranks
     run, held_out = settled.directory, settled.inputs.dev
     if held_out is None or not plan.evaluate_every:
+        ranks.decide(lambda: (run / BEST).unlink(missing_ok=True))  # of an earlier attempt
         return None
     exam = exam_of(config, plan, settled.inputs)
     beside = _beside(settled, events) if plan.evaluate_where == "beside" and ranks.first else None
@@ -301,9 +303,10 @@ def _evaluation(
         section=section,
         judging=progress.judging,
         attempt=settled.attempt,
-        lag=lag if section.decides and not inline else 0,
+        lag=lag if section.decides else 0,
         beside=beside,
         threads=plan.evaluate_threads,
+        expected=plan.evaluate_seconds,
     )
     snapshots = Snapshots(
         run=run,
@@ -315,6 +318,7 @@ def _evaluation(
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method},
     )
+    examiner = GlmExaminer(exam, model, ranks=ranks, divided=plan.shards > 1, by={"where": "inline"})
     return Evaluation(
         run=run,
         asked=asked,
@@ -327,7 +331,7 @@ def _evaluation(
         events=events,
         progress=progress,
         whole=exam.looks == (len(held_out),),
-        inline=GlmExaminer(exam, model, ranks=ranks, by={"where": "inline"}) if inline else None,
+        inline=examiner if inline else None,
         snapshots=None if inline else snapshots,
         settle=lambda: free(model),
         where="inline" if inline else plan.evaluate_where,

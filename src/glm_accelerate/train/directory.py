@@ -159,6 +159,8 @@ def _at(path: Path) -> Choice:
     """Nothing beside the path is looked at."""
     if not is_directory(path):
         raise UserError("no such checkpoint", where=path, cure="--resume auto, never, a step or a directory")
+    if step_of(path.name, "snapshot") is not None:
+        raise UserError("a snapshot holds weights only", where=path, cure="a new run with --init-from")
     return Choice((path,), explicit=True, foreign=is_foreign(path))
 
 

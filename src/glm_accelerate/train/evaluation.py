@@ -6,7 +6,7 @@ What has decided by then is all that can: when a result arrives never changes th
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.decide import best, finalists, judge, lowered, overshoot, stopped_at
 from glm_accelerate.evaluate.exam import Items
 from glm_accelerate.evaluate.examine import GlmExaminer, failed
-from glm_accelerate.evaluate.results import Request, Result, whole_plan
+from glm_accelerate.evaluate.results import Request, Result
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
@@ -26,9 +26,12 @@ from glm_accelerate.train.asked import Asked
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.state import Judging, Progress
 
+GIVEN_UP = "the evaluator ended again and again"
 LOOK, PAUSE = 0.5, 0.05  # seconds between two looks at the results, while training and while it waits
 MOMENT = 30.0  # seconds that the end of a run waits for a snapshot that is being written
-LANDING = 600.0  # ... and that training does where a decision depends on it
+LANDING = 300.0  # ... and that training does where none may be left out
+
+Interrupted = Callable[[], bool]  # whether somebody wants the run to stop
 
 
 @dataclass(slots=True)
@@ -54,12 +57,14 @@ class Evaluation:
     stopped: str | None = None  # why there is nothing more to train
     _decided: int = -1  # the last evaluation that counts
     _looked: float = 0.0
+    _ready: list[int] = field(default_factory=list[int])  # steps whose snapshot is there, not posted yet
+    _whole: dict[int, Result] = field(default_factory=dict[int, Result])  # of finalists, on all samples
 
     @property
     def judging(self) -> Judging:
         return self.progress.judging
 
-    def begin(self, *, fresh: bool) -> None:
+    def begin(self, interrupted: Interrupted, *, fresh: bool) -> None:
         """Before the first step. What earlier attempts asked and found beyond it is given up."""
         branch = -1 if fresh else self.progress.position
         self.ranks.decide(lambda: ledger.abandon_after(self.run, branch, self.attempt))
@@ -67,40 +72,35 @@ class Evaluation:
         if self.snapshots is not None:
             self.snapshots.stage()
         if fresh:
+            self._name(None)
             self._ask(0)
         else:
             self._ask_again()
-            self._decide(lambda: False)
+            self._name(best(self.judging.prefix, self.section.margin))
+            self._decide(interrupted)
 
-    def after(self, step: int, interrupted: Callable[[], bool]) -> str | None:
+    def after(self, step: int, interrupted: Interrupted) -> str | None:
         """All that happens between two steps. Returns why to stop, if that was decided."""
         if step % self.every == 0 or step == self.last:
             self._ask(step)
         self._hear()
         return self._decide(interrupted)
 
-    def finish(self) -> None:
-        """The end of training: hear what is still to come, look closely at the finalists, name the best."""
+    def finish(self, interrupted: Interrupted) -> None:
+        """The end of training: hear what is still to come, look closely at the finalists, name the best.
+        The other ranks wait for the first one, as long as it takes.
+        """
         if self.snapshots is not None:
             self.snapshots.wait(MOMENT)
-        if self.ranks.first:
-            self._hear()
-            followed = self.asked.beside is not None or any(
-                one.status == "done" for one in self.judging.judged.values()
-            )
-            ends = time.monotonic() + (self.section.patience if followed else 0.0)
-            if self._await(lambda: self.judging.pending, ends):
-                self._name(self._crown(ends))
-            else:
-                said = f"not evaluated at the end: steps {self.judging.pending}"
-                self._warn([f"{said}; `evaluate {self.run} --follow` does it now"])
-        self.close()
+        self.ranks.decide(lambda: self._last_word(interrupted))
+        self.close(MOMENT)
 
-    def close(self) -> None:
-        """Let everything go. What is asked stays asked."""
+    def close(self, limit: float) -> None:
+        """Let everything go; a snapshot under way gets so many seconds. What is asked stays asked."""
         self.asked.close()
         if self.snapshots is not None:
-            self._land(self.snapshots.close(MOMENT))
+            self._land(self.snapshots.close(limit))
+            self._post_ready()
 
     def _ask(self, step: int) -> None:
         """Have the weights as they are evaluated."""
@@ -111,62 +111,57 @@ class Evaluation:
             self._examine(self.inline, step)
             return
         assert self.snapshots is not None
-        (busy,) = self.ranks.total([self.snapshots.busy()])
-        if busy and self.section.keep == "latest" and not self.section.decides:
-            if self.ranks.first:
-                reason = "the snapshot before is still being written"
-                self._take(self.asked.answer(self.asked.request(step), "skipped", reason))
-            return
-        self.snapshots.wait(LANDING)
-        self.snapshots.publish(step)
+        if self.section.keep == "all" or self.section.decides:
+            self.snapshots.wait(LANDING)
+        busy, given_up = self.ranks.total([self.snapshots.busy(), self.asked.given_up])
+        if not busy and not given_up:
+            self.snapshots.publish(step)
+        elif self.ranks.first:
+            request = self.asked.request(step)
+            reason = GIVEN_UP if given_up else "the snapshot before is still being written"
+            self._take(self.asked.answer(request, "failed" if given_up else "skipped", reason))
 
     def _examine(self, examiner: GlmExaminer, step: int) -> None:
         """Now, by all ranks together."""
 
         def against() -> dict[str, Any]:
             stem = self.asked.request(step).against
-            items = None if stem is None else ledger.read_items(self.run, stem)
-            said = (
-                {}
-                if items is None
-                else {"losses": items.losses_N.tolist(), "targets": items.targets_N.tolist()}
-            )
-            return {"stem": stem if said else None, **said}
+            items = None if stem is None else self.asked.items(stem)
+            if items is None:
+                return {"stem": None}
+            return {"stem": stem, "losses": items.losses_N.tolist(), "targets": items.targets_N.tolist()}
 
         said = self.ranks.decide(against)
         request = Request(step, self.asked.plan, self.attempt, "", against=said["stem"])
         items = None if said["stem"] is None else Items.of(said["losses"], said["targets"])
         try:
             findings = examiner.examine(request, str(self.run), items)
-        except (UserError, MemoryError, RuntimeError) as error:
+        except (UserError, MemoryError, RuntimeError, OSError) as error:
             findings = failed(request, error)
         self.settle()
         if self.ranks.first:
-            ledger.publish(self.run, findings)
-            result = self.asked.read(request)
-            self._take([] if result is None else [result])
+            self._take(self.asked.publish(findings))
 
     def _ask_again(self) -> None:
-        """What an earlier attempt asked and has not heard, on this branch."""
+        """What an earlier attempt asked and has not heard, on this branch, in order of steps."""
         for step in self.judging.pending:
             found = self.ranks.decide(lambda step=step: self._found(step))
             if found == "nothing" and step == self.progress.position:
                 self._ask(step)
-            elif self.ranks.first:
-                request = self.asked.request(step)
-                lost = found == "nothing"
-                self._take(
-                    self.asked.answer(request, "failed", "its snapshot is gone")
-                    if lost
-                    else self.asked.post(request)
-                )
+            elif found == "nothing" and self.ranks.first:
+                self._take(self.asked.answer(self.asked.request(step), "failed", "its snapshot is gone"))
+        self._post_ready()
 
     def _found(self, step: int) -> str:
-        """What is there of an evaluation that was asked."""
-        if self.asked.read(self.asked.request(step)) is not None:
+        """What is there of an evaluation that was asked. Its result is taken at once."""
+        result = self.asked.read(self.asked.request(step))
+        if result is not None:
+            self._take([result])
             return "result"
-        there = self.snapshots is not None and self.snapshots.path(step).is_dir()
-        return "snapshot" if there else "nothing"
+        if self.snapshots is None or not self.snapshots.path(step).is_dir():
+            return "nothing"
+        self._ready.append(step)
+        return "snapshot"
 
     def _hear(self) -> None:
         """Snapshots that can be evaluated now, and results that are in."""
@@ -178,15 +173,26 @@ class Evaluation:
             results, said = self.asked.look()
             self._warn(said)
             self._take(results)
+        self._post_ready()
 
     def _land(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes if self.ranks.first else ():
-            request = self.asked.request(outcome.step)
             if outcome.path is None:
+                request = self.asked.request(outcome.step)
                 self._take(self.asked.answer(request, "failed", f"no snapshot: {outcome.error}"))
                 continue
             self.events.emit("snapshot", {"step": outcome.step, "blocked_seconds": outcome.blocked_seconds})
-            self._take(self.asked.post(request))
+            self._ready.append(outcome.step)
+
+    def _post_ready(self) -> None:
+        """Leave the requests. Where results decide, what a step is compared with follows from those that
+        count         by then and no other, so it is asked when they are in.
+        """
+        for step in sorted(self._ready) if self.ranks.first else ():
+            lag = self.asked.lag
+            if not lag or all(one > step - lag for one in self.judging.pending):
+                self._ready.remove(step)
+                self._take(self.asked.post(self.asked.request(step)))
 
     def _take(self, results: Iterable[Result]) -> None:
         """Results are in."""
@@ -194,6 +200,7 @@ class Evaluation:
             told = {"where": self.where, "taken_at": self.progress.position}
             self.events.emit("eval", {**result.event(), **told})
             if result.plan != self.asked.plan:  # a finalist's
+                self._whole[result.step] = result
                 continue
             self.judging.judged[result.step] = judge(result, self.judging.judged)
             if result.status == "done" and result.loss is not None:
@@ -201,9 +208,11 @@ class Evaluation:
             prefix, margin = self.judging.prefix, self.section.margin
             self._name(best(prefix, margin))
             if self.snapshots is not None:
-                self.snapshots.keep({*self.judging.pending, *finalists(prefix, margin)})
+                later = self.judging.judged.keys() - {one.step for one in prefix}  # they may still win
+                wanted = {*self.judging.pending, *finalists(prefix, margin), *later, *self.asked.compared}
+                self.snapshots.keep(wanted)
 
-    def _decide(self, interrupted: Callable[[], bool]) -> str | None:
+    def _decide(self, interrupted: Interrupted) -> str | None:
         """What follows from the evaluations whose time has come, on all ranks; after a resume the same."""
         until = self.progress.position - self.lag
         due = max((step for step in self.judging.asked if step <= until), default=-1)
@@ -213,7 +222,7 @@ class Evaluation:
                 self._decided, self.lowered, self.stopped = due, said["lowered"], said["stopped"]
         return self.stopped
 
-    def _conclude(self, step: int, interrupted: Callable[[], bool]) -> dict[str, Any] | None:
+    def _conclude(self, step: int, interrupted: Interrupted) -> dict[str, Any] | None:
         """The decision that is due: from the evaluations up to this step and no other."""
         if not self._heard(step, interrupted):
             return None
@@ -235,55 +244,60 @@ class Evaluation:
             self.events.emit("decision", {"step": position, "said": sentence})
         return {"lowered": times, "stopped": stopped}
 
-    def _heard(self, step: int, interrupted: Callable[[], bool]) -> bool:
+    def _heard(self, step: int, interrupted: Interrupted) -> bool:
         """Wait for the evaluations up to this step, but not for ever; False if there is something urgent."""
 
         def missing() -> list[int]:
             return [one for one in self.judging.pending if one <= step]
 
         ends = time.monotonic() + self.asked.limit
-        while not self._await(missing, time.monotonic() + 1.0):
+        while not self._await(missing, ends, interrupted):
             if interrupted():
                 return False
-            for late in missing() if time.monotonic() > ends else ():
-                request = self.asked.request(late)
-                self._take(self.asked.answer(request, "timeout", "nobody evaluated it in time"))
+            request = self.asked.request(missing()[0])
+            self._take(self.asked.answer(request, "timeout", "nobody evaluated it in time"))
         return True
 
-    def _await(self, missing: Callable[[], list[int]], ends: float) -> bool:
+    def _await(self, missing: Callable[[], list[int]], ends: float, interrupted: Interrupted) -> bool:
         """Whether nothing is missing any more, by then."""
         while missing():
-            if time.monotonic() > ends:
+            if time.monotonic() > ends or interrupted():
                 return False
             time.sleep(PAUSE)
             self._looked = 0.0
             self._hear()
         return True
 
-    def _crown(self, ends: float) -> int | None:
+    def _last_word(self, interrupted: Interrupted) -> None:
+        """The first rank's: what is still to come, and the best."""
+        self._hear()
+        followed = self.asked.beside is not None or any(
+            one.status == "done" for one in self.judging.judged.values()
+        )
+        ends = time.monotonic() + (self.section.patience if followed else 0.0)
+        if self._await(lambda: self.judging.pending, ends, interrupted):
+            self._name(self._crown(ends, interrupted))
+        else:
+            said = f"not evaluated at the end: steps {self.judging.pending}"
+            self._warn([f"{said}; `evaluate {self.run} --follow` does it now"])
+
+    def _crown(self, ends: float, interrupted: Interrupted) -> int | None:
         """The best of the finalists, on all held-out samples where that can be had."""
         prefix, margin = self.judging.prefix, self.section.margin
-        near = finalists(prefix, margin)
+        near, winner = finalists(prefix, margin), best(prefix, margin)
         there = [step for step in near if self.snapshots is not None and self.snapshots.path(step).is_dir()]
-        if self.whole or len(near) < 2 or there != near:
-            return best(prefix, margin)
-        plan, attempts = whole_plan(self.asked.plan), self.asked.attempts
-        requests = [
-            Request(one, plan, attempts[one], f"snapshots/snapshot-{one}", whole=True) for one in near
-        ]
-        found: dict[int, float] = {}
+        if self.whole or len(near) < 2 or there != near or self.asked.given_up:
+            return winner
+        for step in near:
+            self._take(self.asked.post(self.asked.finalist(step)))
 
         def missing() -> list[int]:
-            for request in requests:
-                result = self.asked.read(request)
-                if result is not None and result.loss is not None:
-                    found[request.step] = result.loss
-            return [step for step in near if step not in found]
+            return [step for step in near if step not in self._whole]
 
-        for request in requests:
-            self.asked.post(request)
-        if not self._await(missing, ends):
-            return best(prefix, margin)
+        self._await(missing, ends, interrupted)
+        found = {step: one.loss for step, one in self._whole.items() if one.loss is not None}
+        if found.keys() != set(near):
+            return winner
         winner = min(found, key=lambda step: (found[step], step))
         losses = ", ".join(f"step {step} {loss:.4f}" for step, loss in sorted(found.items()))
         said = f"the best is step {winner}: on all held-out samples {losses}"
@@ -291,11 +305,19 @@ class Evaluation:
         return winner
 
     def _name(self, step: int | None) -> None:
-        """Leave word which weights are the best."""
-        for path in () if step is None else (f"snapshots/snapshot-{step}", f"checkpoints/checkpoint-{step}"):
-            if (self.run / path).is_dir():
-                write_text(self.run / BEST, f"{path}\n")
-                return
+        """Leave word which weights are the best. As long as only the beginning is known, none are."""
+        if not self.ranks.first:
+            return
+        judged = any(one.loss is not None for one in self.judging.judged.values() if one.step)
+        paths = (f"snapshots/snapshot-{step}", f"checkpoints/checkpoint-{step}") if judged else ()
+        there = next((path for path in paths if (self.run / path).is_dir()), None)
+        try:
+            if there is None:
+                (self.run / BEST).unlink(missing_ok=True)
+            else:
+                write_text(self.run / BEST, f"{there}\n")
+        except OSError as error:
+            self._warn([f"which weights are the best cannot be written: {error.strerror}"])
 
     def _warn(self, said: Iterable[str]) -> None:
         for sentence in said:

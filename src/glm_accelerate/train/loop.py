@@ -91,9 +91,7 @@ def loop(run: Run, stop: StopRequest) -> str:
         over = None  # why there is nothing more to train
         if run.evaluation is not None:
             ranks.doing.phase = "evaluating"
-            over = run.evaluation.after(
-                step.number, lambda number=step.number: stop.reason(number) is not None
-            )
+            over = run.evaluation.after(step.number, lambda: stop.asked)
         last = last or over is not None
         asked = stop.reason(step.number)  # asked late: a signal may have come during the evaluation
         stopping, due = ranks.total([asked is not None, run.saver.due(seconds)])

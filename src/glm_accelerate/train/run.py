@@ -10,6 +10,7 @@ from glm_accelerate.observe.events import Observer
 from glm_accelerate.parallel.ranks import joined, peer_ended
 from glm_accelerate.train.build import Built, built
 from glm_accelerate.train.loop import loop
+from glm_accelerate.train.saver import AFTER_A_RANK, MOMENT
 from glm_accelerate.train.settle import Start
 from glm_accelerate.train.stop import StopRequest
 
@@ -55,18 +56,19 @@ def train(
         with StopRequest(stop_after) as stop:
             try:
                 if run.evaluation is not None:
-                    run.evaluation.begin(fresh=ready.resumed is None)
+                    run.evaluation.begin(lambda: stop.asked, fresh=ready.resumed is None)
                 reason = loop(run, stop)
             except BaseException as error:
-                run.saver.abandon(rank_ended=isinstance(error, RuntimeError) and peer_ended(error))
+                ended = isinstance(error, RuntimeError) and peer_ended(error)
+                run.saver.abandon(rank_ended=ended)
                 if run.evaluation is not None:
-                    run.evaluation.close()
+                    run.evaluation.close(AFTER_A_RANK if ended else MOMENT)
                 raise
             run.saver.finish()
             if run.evaluation is not None and reason == "done":
-                run.evaluation.finish()
+                run.evaluation.finish(lambda: stop.asked)
             elif run.evaluation is not None:
-                run.evaluation.close()
+                run.evaluation.close(MOMENT)
             run.events.emit("stop", {"reason": reason, "step": run.progress.position})
         seconds = time.perf_counter() - began
         return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))

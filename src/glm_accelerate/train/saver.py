@@ -80,7 +80,7 @@ class Saver:
 
     def _is_best(self) -> bool:
         """Whether the evaluation after this very step found the lowest loss of all steps."""
-        losses, step = self.progress.losses, self.progress.position
+        losses, step = self.progress.levels, self.progress.position
         wanted = self.section.keep_best > 0 and step in losses
         return wanted and losses[step] == min(losses[one] for one in losses if one)
 
@@ -186,7 +186,8 @@ class Saver:
             self.run,
             keep_of(self.section),
             run_id=self.run_id,
-            losses=self.progress.losses,
+            losses=self.progress.levels,
+            pending=self.progress.judging.pending,
             jumped=self.progress.level.jumped,
         )
         for step, reason in tidied.failed.items():

@@ -106,6 +106,8 @@ def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -
         words.append(f"train.micro_tokens={passes.split()[0]}")
     if config.parallel.shard == "auto" and then["ranks"] == ranks:
         words.append(f"parallel.shard={then['shards']}")
+    if config.evaluate.where == "auto" and then.get("evaluate_where") in ("beside", "inline"):
+        words.append(f"evaluate.where={then['evaluate_where']}")  # they ask for other numbers of samples
     return override(config, words)
 
 

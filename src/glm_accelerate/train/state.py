@@ -92,6 +92,11 @@ class Progress:
         if applied:
             self.level = follow(self.level, step.number, loss)
 
+    @property
+    def levels(self) -> dict[int, float]:
+        """Held-out losses that compare, whatever number of samples each was measured on."""
+        return {step: one.loss for step, one in self.judging.judged.items() if one.loss is not None}
+
     def to_json(self) -> dict[str, Any]:
         """For state.json."""
         return asdict(self)

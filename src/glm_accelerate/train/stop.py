@@ -66,6 +66,11 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._reason is not None
+
     def reason(self, step: int) -> str | None:
         """Why to stop after this step, if at all."""
         if self._reason is None and step == self._after:

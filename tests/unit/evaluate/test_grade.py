@@ -16,7 +16,7 @@ from glm_accelerate.evaluate.text import text_scores, word_cutter
 from glm_accelerate.runtime.errors import UserError
 
 OWN = """
-import os, sys, time
+import os, re, sys, time
 from neighbour import FACTOR
 
 def length(reference, answer):
@@ -48,6 +48,11 @@ def quits(reference, answer):
 def hangs(reference, answer):
     while answer == "answer 5":
         pass
+    return 1.0
+
+def backtracks(reference, answer):
+    if answer == "answer 5":
+        re.match("(a+)+$", "a" * 60 + "b")  # for ages, and no other thread runs meanwhile
     return 1.0
 
 def sleeps(reference, answer):
@@ -192,19 +197,27 @@ def test_texts_of_any_kind_arrive_as_they_were(own):
     assert [list(score.values()) for score in scores.values()] == [[1.0, 0.0]] * len(odd)
 
 
-def test_signals_to_the_group_do_not_reach_workers_and_the_end_of_the_parent_does(own, tmp_path):
-    """A program that ignores Ctrl-C keeps its scores; killed, it leaves no worker, not even a hanging one."""
+@pytest.mark.parametrize("hanging", ["hangs", "backtracks"])
+def test_an_interrupt_of_the_group_does_not_end_workers_and_the_end_of_the_parent_does(own, hanging):
+    """A program that lives through Ctrl-C keeps its scores, even if that comes before a worker has begun;
+    killed, it leaves no worker, not even a hanging one.
+    """
     program = f"""
 import os, signal, sys
 from glm_accelerate.evaluate.grade import Grader
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-with Grader(["{own}:process", "{own}:hangs"]) as grader:
+signal.signal(signal.SIGINT, lambda *_: None)
+with Grader(["{own}:process", "{own}:{hanging}"]) as grader:
+    (first,) = grader._crew
+    assert os.getpgid(first._process.pid) == os.getpgid(0)  # whoever ends all of us ends it, too
+    os.killpg(0, signal.SIGINT)
     grader.put(0, "a", "b")
     grader._go_on(30.0)
     os.killpg(0, signal.SIGINT)
     grader.put(1, "a", "b")
-    print(*{{score["{own}:process"] for score in grader.scores().values()}}, flush=True)
+    (scorer,) = {{score["{own}:process"] for score in grader.scores().values()}}
+    assert scorer == first._process.pid
     grader.put(2, "a", "answer 5")
+    print(scorer, flush=True)
     sys.stdin.read()
 """
     process = subprocess.Popen(
@@ -216,12 +229,16 @@ with Grader(["{own}:process", "{own}:hangs"]) as grader:
     )
     assert process.stdout is not None
     worker = int(float(process.stdout.readline()))
+    time.sleep(0.5)  # it is at the answer that hangs
     process.kill()
     process.communicate()
     ends = time.monotonic() + 20
     while _lives(worker) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not _lives(worker)
+    lives = _lives(worker)
+    if lives:
+        os.kill(worker, signal.SIGKILL)
+    assert not lives
 
 
 def _lives(pid: int) -> bool:

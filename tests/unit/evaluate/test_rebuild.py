@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.checkpoint.read import Reader
@@ -67,6 +68,22 @@ def test_precision_is_as_asked_and_its_difference_is_told(tiny_run: Said, tmp_pa
     assert abs(float(found.by["float32 differs by"])) < 0.1
     full = {said.step: said for said in ledger.results(run)}[4].loss
     assert found.loss == pytest.approx(full, abs=0.05)
+
+
+def test_a_layer_that_float16_cannot_hold_is_evaluated_all_the_same(tiny_run: Said, tmp_path: Path) -> None:
+    """The trainer measures such layers and widens them; an evaluator computes all of them wide."""
+    file = Path(tiny_run["model"]["path"]) / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.gate_up_proj.weight"] *= 1000.0
+    save_file(weights, file, metadata={"format": "pt"})
+    run = trained({**tiny_run, "precision": {"compute": "float16"}}, tmp_path, KINDS["lora"])
+    examiner = glm_examiner(run, "cpu")
+    request = Request(4, examiner.plan, 1, "checkpoints/checkpoint-4")
+    found = examiner.examine(request, str(run), None).result
+    assert found.by["dtype"] == "float32"
+    inline = {said.step: said for said in ledger.results(run)}[4]
+    assert inline.loss is not None
+    assert found.loss == pytest.approx(inline.loss, abs=0.01)
 
 
 def test_what_does_not_fit_is_named(tiny_run: Said, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Following a run in this process: the order of answers, when it ends, what becomes of what goes wrong."""
 
 import json
+import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +18,7 @@ from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.exam import Findings, Items
 from glm_accelerate.evaluate.results import Request, Result, whole_plan
-from glm_accelerate.evaluate.worker import Following, Lost, finished, follow
+from glm_accelerate.evaluate.worker import Following, Lost, all_count, finished, follow
 
 PLAN = "0123abcd"
 ONCE = Following(once=True)
@@ -180,6 +183,7 @@ def test_a_device_in_error_ends_the_process(run: Path) -> None:
         ({"kind": "stop", "reason": "no gain in 3 evaluations since step 6"}, True),
         ({"kind": "stop", "reason": "SIGTERM"}, False),
         ({"kind": "stop", "reason": "asked to stop after step 3"}, False),
+        ({"kind": "stop", "reason": "a signal to another rank"}, False),
         ({"kind": "step", "step": 3}, False),
         ([], False),
     ],
@@ -197,6 +201,33 @@ def test_it_ends_with_the_run_when_nothing_waits(run: Path) -> None:
     ask(run, 3)
     follow(run, Recorder(), Following(poll=0.01))
     assert status(run) == {3: "done"}
+
+
+def test_waiting_for_what_another_has_costs_no_descriptors(run: Path) -> None:
+    """Looks at a request that somebody else is at, as many as an evaluation of minutes brings."""
+    request = ask(run, 3)
+    follower = threading.Thread(target=follow, args=(run, Recorder(), Following(poll=0.001)))
+    before = len(os.listdir("/dev/fd"))
+    with ledger.claim(run, request) as ours:
+        assert ours
+        follower.start()
+        time.sleep(1)
+        assert len(os.listdir("/dev/fd")) < before + 10
+    (run / "events.jsonl").write_text('{"kind": "stop", "reason": "done"}\n')
+    follower.join(20)
+    assert status(run) == {3: "done"}
+    assert not ledger.is_claimed(run, request)
+    assert len(os.listdir("/dev/fd")) <= before
+
+
+@pytest.mark.parametrize(
+    ("said", "every_one"),
+    [("{}", False), ("{keep: all}", True), ("{stop_after: 2}", True), ("{lower_rate_after: 2}", True)],
+)
+def test_which_runs_leave_no_evaluation_out(run: Path, said: str, every_one: bool) -> None:
+    assert not all_count(run)  # of no config nothing is known
+    (run / "config.yaml").write_text(f"model: {{path: m}}\ndata: {{train: a, dev: b}}\nevaluate: {said}\n")
+    assert all_count(run) is every_one
 
 
 def test_a_broken_request_is_passed_over_and_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
