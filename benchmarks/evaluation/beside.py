@@ -43,7 +43,10 @@ to the last one's, everything between steps included, to `off`. **blocked**: sec
 keeps training waiting, from the `snapshot` events (inline: all of the evaluation). **equal**: whether weights
 and moments after the last step are those of `off`, bit by bit. **answered**: evaluations that ended `done`.
 
-`off`: no held-out data. `beside`: `evaluate.where=beside`, the evaluator on the core that training leaves.
+`off`: no held-out data. `neighbour`: no held-out data either, but a program that has nothing to do with ours
+multiplies matrices on the other core from beginning to end: what that core's work costs this one, whoever does
+it. **busy**: the share of the training time in which an evaluation was under way. **shared out**: 1 + busy x
+what `neighbour` costs: the training time that the machine alone would explain. `beside`: `evaluate.where=beside`, the evaluator on the core that training leaves.
 `killed`: the same, and every evaluator gets SIGKILL two seconds after it began. `hung`: SIGSTOP instead.
 `inline`: training waits, on 256 samples at most. `shared`: training takes both cores, the evaluator too
 (against `off` with both cores).
@@ -51,6 +54,7 @@ and moments after the last step are those of `off`, bit by bit. **answered**: ev
 
 WAYS: dict[str, tuple[str | None, int, int | None]] = {  # where, threads of training, signal to evaluators
     "off": (None, 1, None),
+    "neighbour": (None, 1, None),
     "beside": ("beside", 1, None),
     "killed": ("beside", 1, signal.SIGKILL),
     "hung": ("beside", 1, signal.SIGSTOP),
@@ -58,6 +62,15 @@ WAYS: dict[str, tuple[str | None, int, int | None]] = {  # where, threads of tra
     "off, 2 threads": (None, 2, None),
     "shared": ("beside", 2, None),
 }
+NEIGHBOUR = """
+import os, torch
+os.nice(10)
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+torch.set_num_threads(1)
+x, weight = torch.randn(1024, 512).bfloat16(), torch.randn(2048, 512).bfloat16()
+while True:
+    torch.nn.functional.linear(x, weight)
+"""
 AGAINST = {"shared": "off, 2 threads"}  # else `off`
 
 
@@ -71,6 +84,7 @@ class Ran:
     answered: int
     asked: int
     digest: str
+    busy: float  # seconds of evaluations while steps were trained
 
 
 def config_of(given: argparse.Namespace, model: Path, cache: Path, where: str | None) -> Said:
@@ -90,6 +104,18 @@ def config_of(given: argparse.Namespace, model: Path, cache: Path, where: str | 
         "evaluate": evaluate,
         "checkpoint": {"every": given.steps, "keep_best": 0},
     }
+
+
+@contextmanager
+def neighbour(wanted: bool) -> Generator[None]:
+    """Somebody who computes on the last core."""
+    process = subprocess.Popen([sys.executable, "-c", NEIGHBOUR]) if wanted else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
 
 
 def run(config: Said, directory: Path, threads: int, disturbance: int | None) -> Ran:
@@ -142,7 +168,14 @@ def read(directory: Path, steps: int) -> Ran:
         answered=sum(event["status"] == "done" for event in judged),
         asked=len(judged),
         digest=digest(directory / "checkpoints" / f"checkpoint-{steps}"),
+        busy=0.0 if inline else busy(judged, trained[0]["time"], trained[-1]["time"]),
     )
+
+
+def busy(judged: Sequence[Event], begin: float, end: float) -> float:
+    """Seconds between two times in which an evaluation was under way; one is told when it is over."""
+    spans = [(event["time"] - event["seconds"], event["time"]) for event in judged]
+    return sum(max(0.0, min(end, last) - max(begin, first)) for first, last in spans)
 
 
 def digest(checkpoint: Path) -> str:
@@ -177,8 +210,8 @@ def markdown(source: Origin, given: argparse.Namespace, ways: Mapping[str, Seque
         f"{given.method}, {given.steps} steps of 4 samples, {EVALUATIONS} evaluations and one before the"
         f" first step, {given.rounds} rounds.",
         "",
-        "| way | step s | step, to off | training, to off | blocked s | answered | equal |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| way | step s | step, to off | training, to off | busy | shared out | blocked s | answered | equal |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for name, runs in ways.items():
         off = ways[AGAINST.get(name, "off")]
@@ -189,7 +222,11 @@ def markdown(source: Origin, given: argparse.Namespace, ways: Mapping[str, Seque
         step = median(one.step for one in runs)
         step_ratio, ratio = (spread(ratios(ways, name, what)) for what in ("step", "training"))
         same = "yes" if equal else "NO"
-        lines.append(f"| {name} | {step:.3f} | {step_ratio} | {ratio} | {blocked} | {answered} | {same} |")
+        share = median(one.busy / one.training for one in runs)
+        cost = median(ratios(ways, "neighbour", "training")) - 1 if "neighbour" in ways else 0.0
+        explained = f"{share:.0%} | {1 + share * cost:.3f}" if share else "- | -"
+        cells = [name, f"{step:.3f}", step_ratio, ratio, explained, blocked, answered, same]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", ABOUT])
 
 

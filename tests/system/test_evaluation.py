@@ -169,7 +169,7 @@ def test_a_decision_falls_at_its_step_wherever_it_is_made(where: str, tiny_run: 
     result = go(tiny_run, run, evaluate={**STOPPING, "where": where})
     assert (result.step, result.done) == (6, True)
     (decision,) = [event for event in told(run, "decision") if "stop" in event["said"]]
-    assert "no gain in 1 evaluations up to step 2, known 4 steps later" in decision["said"]
+    assert "no gain in 1 evaluations up to step 2; overshoot 4 steps" in decision["said"]
     again = go(tiny_run, run, evaluate={**STOPPING, "where": where})
     assert (again.step, again.done) == (6, True)
 

@@ -252,7 +252,7 @@ class EvaluateSection(Section):
     runs `evaluate RUN --follow`; auto: beside where something is spare and keeps up, else inline."""
     samples: Auto | Literal["all"] | Annotated[int, Field(ge=1)] = "auto"
     """Held-out samples a time, the same ones at each; auto: as many as tell this step from the best one."""
-    metrics: Annotated[list[str], AfterValidator(_known_metrics)] = ["loss"]
+    metrics: Annotated[list[str], Field(min_length=1), AfterValidator(_known_metrics)] = ["loss"]
     """loss; of greedy answers exact_match, bleu, rouge, or your own function as FILE.py:FUNCTION."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
@@ -319,3 +319,9 @@ class RunConfig(Section):
     """How progress is judged."""
     observe: ObserveSection = ObserveSection()
     """Who looks on."""
+
+    @model_validator(mode="after")
+    def _decides_on_something(self) -> Self:
+        if self.evaluate.decides and self.data.dev is None:
+            raise ValueError("evaluate.stop_after and lower_rate_after need held-out data: say data.dev")
+        return self

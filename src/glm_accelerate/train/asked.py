@@ -89,7 +89,9 @@ class Asked:
         """Ask. One that still waits for its turn gives way, unless all are to be kept; returns those."""
         gone: list[Result] = []
         if self.section.keep == "latest" and not self.section.decides and not request.whole:
-            for older in list(self._waiting.values()):
+            for older in [
+                one for one in self._waiting.values() if one.step
+            ]:  # the beginning is what all add to
                 with ledger.claim(self.run, older) as mine:
                     gone += self.answer(older, "skipped", f"step {request.step} is newer") if mine else []
         try:

@@ -28,6 +28,7 @@ from glm_accelerate.train.state import Judging, Progress
 
 GIVEN_UP = "the evaluator ended again and again"
 LOOK, PAUSE = 0.5, 0.05  # seconds between two looks at the results, while training and while it waits
+QUIET = 5.0  # seconds of waiting before a word, and then four times as many again
 MOMENT = 30.0  # seconds that the end of a run waits for a snapshot that is being written
 LANDING = 300.0  # ... and that training does where none may be left out
 
@@ -77,7 +78,7 @@ class Evaluation:
         else:
             self._ask_again()
             self._name(best(self.judging.prefix, self.section.margin))
-            self._decide(interrupted)
+            self._decide(interrupted, again=True)
 
     def after(self, step: int, interrupted: Interrupted) -> str | None:
         """All that happens between two steps. Returns why to stop, if that was decided."""
@@ -202,6 +203,8 @@ class Evaluation:
             if result.plan != self.asked.plan:  # a finalist's
                 self._whole[result.step] = result
                 continue
+            if result.status == "done" and result.reason is not None:
+                self._warn([f"evaluation of step {result.step}: {result.reason}"])
             self.judging.judged[result.step] = judge(result, self.judging.judged)
             if result.status == "done" and result.loss is not None:
                 self.progress.losses[result.step] = result.loss
@@ -212,17 +215,17 @@ class Evaluation:
                 wanted = {*self.judging.pending, *finalists(prefix, margin), *later, *self.asked.compared}
                 self.snapshots.keep(wanted)
 
-    def _decide(self, interrupted: Interrupted) -> str | None:
-        """What follows from the evaluations whose time has come, on all ranks; after a resume the same."""
+    def _decide(self, interrupted: Interrupted, *, again: bool = False) -> str | None:
+        """What follows from the evaluations whose time has come, on all ranks. `again`: as it was decided."""
         until = self.progress.position - self.lag
         due = max((step for step in self.judging.asked if step <= until), default=-1)
         if self.section.decides and due > self._decided and self.stopped is None:
-            said = self.ranks.decide(lambda: self._conclude(due, interrupted))
+            said = self.ranks.decide(lambda: self._conclude(due, interrupted, again))
             if said is not None:  # else a signal: it is decided when the run goes on
                 self._decided, self.lowered, self.stopped = due, said["lowered"], said["stopped"]
         return self.stopped
 
-    def _conclude(self, step: int, interrupted: Interrupted) -> dict[str, Any] | None:
+    def _conclude(self, step: int, interrupted: Interrupted, again: bool) -> dict[str, Any] | None:
         """The decision that is due: from the evaluations up to this step and no other."""
         if not self._heard(step, interrupted):
             return None
@@ -232,15 +235,17 @@ class Evaluation:
         if section.lower_rate_after is not None:
             times = lowered(prefix, section.lower_rate_after, section.margin)
         if times > self.lowered:
+            share, patience = section.lower_rate_by**times, section.lower_rate_after
             said.append(
-                f"the learning rate is {section.lower_rate_by**times:g} of the schedule's from here on"
+                f"the learning rate is {share:g} of the schedule's from step {position + 1} on: "
+                f"no gain in {patience} evaluations up to step {step}"
             )
         patience = section.stop_after
         if patience is not None and (at := stopped_at(prefix, patience, section.margin)) is not None:
             stopped = f"no gain in {patience} evaluations up to step {at}"
             over = overshoot(prefix, patience, section.margin, position)
-            said.append(f"stop: {stopped}, known {over} steps later")
-        for sentence in said:
+            said.append(f"stop: {stopped}; overshoot {over} steps")
+        for sentence in () if again else said:
             self.events.emit("decision", {"step": position, "said": sentence})
         return {"lowered": times, "stopped": stopped}
 
@@ -259,10 +264,19 @@ class Evaluation:
         return True
 
     def _await(self, missing: Callable[[], list[int]], ends: float, interrupted: Interrupted) -> bool:
-        """Whether nothing is missing any more, by then."""
-        while missing():
-            if time.monotonic() > ends or interrupted():
+        """Whether nothing is missing any more, by then. A person is told what is waited for."""
+        tell, told = time.monotonic() + QUIET, 0
+        while steps := missing():
+            now = time.monotonic()
+            if now > ends or interrupted():
                 return False
+            if now > tell:
+                tell, told = now + QUIET * 4 ** (told + 1), told + 1
+                said = f"waiting for evaluations of steps {steps}, {ends - now:.0f} s more at the most"
+                alone = (
+                    "" if self.asked.beside is not None else f": `evaluate {self.run} --follow` makes them"
+                )
+                self._warn([said + alone])
             time.sleep(PAUSE)
             self._looked = 0.0
             self._hear()

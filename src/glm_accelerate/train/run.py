@@ -67,6 +67,7 @@ def train(
             run.saver.finish()
             if run.evaluation is not None and reason == "done":
                 run.evaluation.finish(lambda: stop.asked)
+                reason = stop.reason(-1) or reason
             elif run.evaluation is not None:
                 run.evaluation.close(MOMENT)
             run.events.emit("stop", {"reason": reason, "step": run.progress.position})
