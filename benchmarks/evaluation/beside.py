@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +29,7 @@ from benchmarks.race.prepare_model import SMALL, TINY, WORDS, prepare_model
 from benchmarks.race.report import Origin, origin, publish
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.observe.events import read_events
+from glm_accelerate.observe.events import Event, read_events
 
 Said = dict[str, Any]
 
@@ -43,10 +44,12 @@ to the last one's, everything between steps included, to `off`. **blocked**: sec
 keeps training waiting, from the `snapshot` events (inline: all of the evaluation). **equal**: whether weights
 and moments after the last step are those of `off`, bit by bit. **answered**: evaluations that ended `done`.
 
-`off`: no held-out data. `neighbour`: no held-out data either, but a program that has nothing to do with ours
-multiplies matrices on the other core from beginning to end: what that core's work costs this one, whoever does
-it. **busy**: the share of the training time in which an evaluation was under way. **shared out**: 1 + busy x
-what `neighbour` costs: the training time that the machine alone would explain. `beside`: `evaluate.where=beside`, the evaluator on the core that training leaves.
+`off`: no held-out data. `neighbour`: none either, but a program that has nothing to do with ours multiplies
+matrices on the other core from beginning to end: what work there costs here, whoever does it. **busy**: the
+share of the training time in which an evaluation was under way. **by itself**: 1 + busy x what `neighbour`
+costs: the training time that the machine alone explains.
+
+`beside`: `evaluate.where=beside`, the evaluator on the core that training leaves.
 `killed`: the same, and every evaluator gets SIGKILL two seconds after it began. `hung`: SIGSTOP instead.
 `inline`: training waits, on 256 samples at most. `shared`: training takes both cores, the evaluator too
 (against `off` with both cores).
@@ -210,7 +213,7 @@ def markdown(source: Origin, given: argparse.Namespace, ways: Mapping[str, Seque
         f"{given.method}, {given.steps} steps of 4 samples, {EVALUATIONS} evaluations and one before the"
         f" first step, {given.rounds} rounds.",
         "",
-        "| way | step s | step, to off | training, to off | busy | shared out | blocked s | answered | equal |",
+        "| way | step s | step, to off | training, to off | busy | by itself | blocked s | answered | equal |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for name, runs in ways.items():
@@ -249,9 +252,9 @@ def main() -> None:
             for name in given.ways:
                 where, threads, disturbance = WAYS[name]
                 config = config_of(given, work / "model", work / "cache", where)
-                ways[name].append(
-                    run(config, work / f"{number}-{name.replace(', ', '-')}", threads, disturbance)
-                )
+                directory = work / f"{number}-{name.replace(', ', '-')}"
+                with neighbour(name == "neighbour"):
+                    ways[name].append(run(config, directory, threads, disturbance))
                 print(f"round {number + 1}: {name}: {ways[name][-1]}", file=sys.stderr)
     source = origin(sys.argv, {"torch": torch.__version__})
     text = markdown(source, given, ways)
