@@ -51,7 +51,7 @@ costs: the training time that the machine alone explains.
 
 `beside`: `evaluate.where=beside`, the evaluator on the core that training leaves.
 `killed`: the same, and every evaluator gets SIGKILL two seconds after it began. `hung`: SIGSTOP instead.
-`inline`: training waits, on 256 samples at most. `shared`: training takes both cores, the evaluator too
+`inline`: training waits. `shared`: training takes both cores, the evaluator too
 (against `off` with both cores).
 """
 
@@ -96,7 +96,7 @@ def config_of(given: argparse.Namespace, model: Path, cache: Path, where: str | 
     evaluate: Said = {"every": max(1, given.steps // EVALUATIONS), "patience": 60, "timeout": 20}
     if where is not None:
         data["dev"] = str(dev_file)
-        evaluate["where"] = where
+        evaluate |= {"where": where, "samples": given.samples}
     return {
         "model": {"path": str(model)},
         "adapt": {"method": given.method},
@@ -211,9 +211,10 @@ def markdown(source: Origin, given: argparse.Namespace, ways: Mapping[str, Seque
         f"`{source.command}`",
         "",
         f"{given.method}, {given.steps} steps of 4 samples, {EVALUATIONS} evaluations and one before the"
-        f" first step, {given.rounds} rounds.",
+        f" first step, of {given.samples} held-out samples each, {given.rounds} rounds.",
         "",
-        "| way | step s | step, to off | training, to off | busy | by itself | blocked s | answered | equal |",
+        "| way | step s | step, to off | training, to off | busy | by itself | blocked s | answered "
+        "| equal |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for name, runs in ways.items():
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--method", default="lora", choices=("lora", "full"))
     parser.add_argument("--steps", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=16, help="held-out samples an evaluation")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--tiny", action="store_true", help="to try it out")
     parser.add_argument("--out", type=Path)
