@@ -32,7 +32,7 @@ def test_every_evaluate_command_is_understood(words: str) -> None:
 
 
 def test_every_setting_is_one() -> None:
-    config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t"}})
+    config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t", "dev": "d"}})
     said = re.findall(r"`?(evaluate\.\w+=(?:'[^']*'|[^\s`'，、]+))", TEXT)
     assert len(said) >= 8
     for setting in said:

@@ -1,6 +1,7 @@
 """`evaluate` as a person runs it: on whatever a run leaves, by hand, beside, and as a page."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,9 +57,11 @@ def test_whatever_a_run_leaves_has_the_same_loss(
 ) -> None:
     """In training, as the run, its checkpoint, a whole model and an adapter beside its base."""
     run = trained(tiny_run, tmp_path, where="inline", samples="all")
+    assert "\nstopped at step 14: done · best: step 14, loss " in capsys.readouterr().out
     newest, base, dev = run / "checkpoints/checkpoint-14", tiny_run["model"]["path"], tiny_run["data"]["dev"]
     assert main(["export", str(run), str(tmp_path / "whole"), "--merge"]) == 0
     assert main(["export", str(run), str(tmp_path / "adapter")]) == 0
+    assert "adapter of step 14 (the best) in " in capsys.readouterr().out
     in_training = {result.step: result.loss for result in results(run)}
     said = [
         figures(capsys, run),
@@ -93,7 +96,29 @@ def test_a_run_is_asked_what_is_said_instead(
         assert set(line["scores"]) == {"exact_match"}
     reduced = figures(capsys, run, "--precision", "bfloat16")
     assert reduced["by"]["dtype"] == "bfloat16"
-    assert abs(float(reduced["by"]["float32 differs by"])) < 0.1
+    assert abs(reduced["float32_difference"]) < 0.1
+    assert main(["evaluate", str(run), "--samples", "3"]) == 0
+    head, *table = capsys.readouterr().out.splitlines()
+    assert head == f"step 14, the best of {run} (checkpoints/checkpoint-14)"
+    assert table[0].startswith("metric")
+
+
+def test_other_data_is_asked_as_the_run_asks_also_where_its_model_has_moved(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, moved, dev = tmp_path / "base", tmp_path / "moved", tiny_run["data"]["dev"]
+    shutil.copytree(tiny_run["model"]["path"], base)
+    said = {**tiny_run, "model": {**tiny_run["model"], "path": str(base)}}
+    run = trained(said, tmp_path, where="inline", metrics=["loss", "exact_match"], precision="bfloat16")
+    base.rename(moved)
+    for words in ((), ("--data", dev)):
+        assert "base" in complaint(capsys, run / "checkpoints/checkpoint-14", *words)
+        found = figures(capsys, run, *words, "--base", moved)
+        assert (found["step"], found["answers"], found["by"]["dtype"]) == (14, 4, "bfloat16")
+        assert set(found["metrics"]) == {"exact_match"}
+    instead = ["--metrics", "loss", "--precision", "float32", "--base", moved]
+    found = figures(capsys, run, "--data", dev, *instead)
+    assert (found["metrics"], found["by"]["dtype"]) == ({}, "float32")
 
 
 def test_ones_own_metric(
@@ -122,6 +147,8 @@ def test_what_the_user_can_mend_is_one_line(
         capsys, model, "--data", dev, "--metrics", "loss", "--predictions", tmp_path / "p"
     )
     assert "config.yaml" in complaint(capsys, model, "--follow")
+    assert "check PATH" in complaint(capsys, "nosuch", "--data", dev)
+    assert "--json is not for --report" in complaint(capsys, model, "--report", "--json")
     assert "no such device" in complaint(capsys, model, "--data", dev, "--device", "cuda:77")
 
 
@@ -138,6 +165,7 @@ def test_a_run_is_followed_by_hand_and_reported_on(
     assert not done.stdout
     assert "step 14: evaluating" in done.stderr
     assert "step 14: loss " in done.stderr
+    assert done.stderr.rstrip().endswith("to take these results over (it names the best)")
     assert {(one.step, one.status) for one in results(run)} == {(0, "done"), (7, "done"), (14, "done")}
     capfd.readouterr()
     assert main(["evaluate", str(run), "--report"]) == 0

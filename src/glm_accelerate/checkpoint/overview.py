@@ -1,18 +1,21 @@
-"""What is known of a run's checkpoints without reading them: for people and for tools."""
+"""What is known of a run's checkpoints without reading them: for people and for tools.
+
+Which is the best, evaluations say (RUN/best): of one that is a snapshot alone there is a line, too.
+"""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from glm_accelerate.checkpoint.find import check, published
-from glm_accelerate.checkpoint.format import MANIFEST, step_of
+from glm_accelerate.checkpoint.find import best_of, check, published
+from glm_accelerate.checkpoint.format import MANIFEST, Kind, place
 from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.runtime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One checkpoint. What a damaged manifest does not tell is None."""
+    """One checkpoint, or the best snapshot. What a damaged manifest does not tell is None."""
 
     step: int
     path: str
@@ -26,24 +29,29 @@ class Seen:
     suspect: int | None = None  # the step at which the training loss jumped, if it was not back
     codec: str | None = None
     ranks: int | None = None
+    kind: Kind = "checkpoint"
 
 
 def overview(run: Path) -> list[Seen]:
     """Newest first."""
-    seen = [_look(path) for path in published(run)]
-    judged = [(one.loss, one.step) for one in seen if one.loss is not None and not one.damage]
-    best = min(judged)[1] if judged else None
-    return [replace(one, best=True) if one.step == best else one for one in seen]
+    best, paths = best_of(run), published(run)
+    if best is not None and place(run, "checkpoint", _step(best)) not in paths:
+        paths = sorted([best, *paths], key=_step, reverse=True)
+    return [_look(path, best is not None and _step(path) == _step(best)) for path in paths]
 
 
-def _look(path: Path) -> Seen:
-    step = step_of(path.name)
-    assert step is not None
+def _step(path: Path) -> int:
+    return int(path.name.partition("-")[2])
+
+
+def _look(path: Path, best: bool) -> Seen:
+    step = _step(path)
+    kind: Kind = "snapshot" if path.name.startswith("snapshot") else "checkpoint"
     try:
         manifest = check(path)
         written = (path / MANIFEST).stat().st_mtime
     except (UserError, OSError) as error:
-        return Seen(step, str(path), str(error))
+        return Seen(step, str(path), str(error), kind=kind)
     loss = manifest.facts.get("loss")
     return Seen(
         step=step,
@@ -52,9 +60,11 @@ def _look(path: Path) -> Seen:
         bytes=sum(file.bytes for file in manifest.files.values()),
         written=written,
         loss=loss if isinstance(loss, float) and math.isfinite(loss) else None,
+        best=best,
         leased=is_leased(path),
         nonfinite=bool(manifest.facts.get("nonfinite")),
         suspect=manifest.facts.get("suspect"),
         codec=manifest.codec,
         ranks=manifest.ranks,
+        kind=kind,
     )

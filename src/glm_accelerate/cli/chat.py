@@ -40,14 +40,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """One answer, or a conversation."""
     from rich.console import Console
+    from rich.text import Text
 
+    from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.data.templates import get_template
     from glm_accelerate.data.tokenizers import load_tokenizer
     from glm_accelerate.generate.chat import Chat
     from glm_accelerate.generate.sample import Sampling
 
     sampling = Sampling(args.temperature, args.top_p, args.seed)  # its mistakes before the model is read
-    opened = opening.open_from(args)
+    weights = chosen(args.path)
+    if weights.said:
+        Console(stderr=True, soft_wrap=True).print(Text(weights.said, "dim"))
+    opened = opening.open_from(args, weights.path)
     chat = Chat(
         opened.model,
         load_tokenizer(opened.base),

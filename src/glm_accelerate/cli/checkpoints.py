@@ -174,7 +174,12 @@ def _cells(one: "Seen") -> tuple[str, ...]:
 
     if one.bytes is None or one.written is None:
         return (f"{one.step:,}", "", "", "", "", "", f"damaged: {one.damage}", "")
-    marks = {"best": one.best, "leased": one.leased, "not finite": one.nonfinite}
+    marks = {
+        "best": one.best,
+        "snapshot": one.kind == "snapshot",
+        "leased": one.leased,
+        "not finite": one.nonfinite,
+    }
     marks[f"suspect: the loss jumped at step {one.suspect}"] = one.suspect is not None
     return (
         f"{one.step:,}",

@@ -1,12 +1,12 @@
 """`evaluate PATH`: held-out loss and answers of any model, as a table; of a run also beside its training
-(`--follow`) and as a page with a picture (`--report`).
+(`--follow`), and as a page with a picture (`--report`).
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from glm_accelerate.cli import opening
 from glm_accelerate.runtime.errors import UserError
@@ -39,10 +39,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=_samples,
         metavar="N|all",
-        help="a fixed choice of so many (of a run: its own; else all)",
+        help="a fixed choice of so many (of a run on its own data: as it chooses; else all)",
     )
     for name, least, about in (
-        ("--max-tokens", 16, f"longest sample of --data ({LONGEST_SAMPLE})"),
+        ("--max-tokens", 16, f"longest sample of --data (of a run: its own; else {LONGEST_SAMPLE})"),
         ("--max-new-tokens", 1, "longest answer (of a run: its own; else 256)"),
         ("--threads", 1, "of the processor (as many as it has cores)"),
     ):
@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; or follow a run, or report on it."""
     if args.once and not args.follow:
         raise UserError("--once is for --follow")
+    if args.json and (args.follow or args.report):
+        raise UserError(f"--json is not for --{'follow' if args.follow else 'report'}", cure="leave it out")
     if args.follow:
         return follow(args)
     if args.report:
@@ -81,7 +83,9 @@ def measure(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from rich.console import Console
+    from rich.text import Text
 
+    from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.cli.findings import as_json, show
     from glm_accelerate.evaluate.by_hand import Wanted
     from glm_accelerate.evaluate.metrics import metric_names
@@ -93,14 +97,19 @@ def measure(args: argparse.Namespace) -> int:
         if args.predictions and not answers:
             raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
     wanted = Wanted(args.metrics, args.samples, args.max_new_tokens, args.precision)
-    findings = _of_data(args, wanted) if args.data else _of_run(args, wanted)
+    if not args.data:
+        _needs_no_data(args)
+    console, weights = Console(soft_wrap=True), chosen(args.path)
+    if weights.said and not args.json:
+        console.print(Text(weights.said))
+    findings = (_of_data if args.data else _of_run)(args, weights.path, wanted)
     if args.predictions:
         lines = [json.dumps(asdict(said), ensure_ascii=False) + "\n" for said in findings.predictions]
         Path(args.predictions).write_text("".join(lines), encoding="utf-8")
     if args.json:
         sys.stdout.write(f"{as_json(findings, args.path)}\n")
     else:
-        show(findings, Console(soft_wrap=True))
+        show(findings, console)
     return 0
 
 
@@ -120,12 +129,13 @@ def _follow(run: Path, args: argparse.Namespace) -> None:
     from glm_accelerate.evaluate.ledger import read, waiting
     from glm_accelerate.evaluate.rebuild import glm_examiner
     from glm_accelerate.evaluate.results import parse_stem
-    from glm_accelerate.evaluate.worker import Following, Lost, all_count
+    from glm_accelerate.evaluate.worker import Following, Lost, all_count, finished
     from glm_accelerate.evaluate.worker import follow as answer_all
+    from glm_accelerate.observe.events import read_events
     from glm_accelerate.observe.figures import evaluation
     from glm_accelerate.parallel.ranks import joined
 
-    console = Console(stderr=True)
+    console, answered = Console(stderr=True), set[int]()
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -136,58 +146,68 @@ def _follow(run: Path, args: argparse.Namespace) -> None:
         if word == "claimed" and parsed is not None:
             say(f"step {parsed[0]:,}: evaluating")
         elif found is not None:
-            say(evaluation(found.event()))
+            answered.add(found.step)
+            say(evaluation(found.event(), whole=found.plan != examiner.plan))
 
     with joined() as ranks:
         device = _device(args)
-        examiner = glm_examiner(run, device, ranks)
+        examiner = glm_examiner(run, device, ranks, opening.base_from(args))
         if ranks.first:
             say(f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
-        how = Following(args.once, oldest=all_count(run), tell=tell if ranks.first else str)
+        how = Following(args.once, all_count(run), refuses=True, tell=tell if ranks.first else str)
         try:
             answer_all(run, examiner, how, ranks)
         except Lost as error:
             raise UserError(f"this evaluator can answer no more: {error}", cure="start it again") from error
         if ranks.first:
             say("all is answered" if args.once else "the run is finished, and all is answered")
+            taken = {event.get("step") for event in read_events(run / "evals.jsonl")}
+            if finished(run) and not answered <= taken:
+                say("run the same train again to take these results over (it names the best)")
 
 
-def _of_run(args: argparse.Namespace, wanted: "Wanted") -> "Findings":
-    from glm_accelerate.checkpoint.find import resolve_path
-    from glm_accelerate.cli.counting import counting
-    from glm_accelerate.evaluate.by_hand import of_run
+def _needs_no_data(args: argparse.Namespace) -> None:
     from glm_accelerate.models.adapt.files import is_adapter
 
     path = Path(args.path)
     if not path.is_dir() or (path / "config.json").is_file() or is_adapter(path):
         what = "no run is here, and none of its checkpoints or snapshots"
         raise UserError(what, where=path, cure="any model is measured on --data FILE.jsonl")
-    for name in ("base", "max_tokens"):
-        if getattr(args, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} is for --data; a run has its own", where=path)
-    weights = resolve_path(path)
+    if args.max_tokens is not None:
+        raise UserError("--max-tokens is for --data; a run has its own", where=path)
+
+
+def _of_run(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
+    from glm_accelerate.cli.counting import counting
+    from glm_accelerate.evaluate.by_hand import of_run
+
     with counting() as count:
-        return of_run(weights, wanted, _device(args), count)
+        return of_run(weights, wanted, _device(args), count, opening.base_from(args))
 
 
-def _of_data(args: argparse.Namespace, wanted: "Wanted") -> "Findings":
+def _of_data(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
     from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.cli.chosen import run_of
     from glm_accelerate.cli.counting import counting
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.config.schema import DataSection
     from glm_accelerate.data.inputs import open_inputs
-    from glm_accelerate.evaluate.by_hand import of_model
+    from glm_accelerate.evaluate.by_hand import as_run, of_model
 
-    longest = args.max_tokens or LONGEST_SAMPLE
-    opened = open_model(Path(args.path), base=opening.base_from(args), device=_device(args), merged=True)
+    device, run, said = _device(args), run_of(weights), dict[str, Any]()
+    if run is not None:
+        config, wanted = as_run(run, wanted, device)
+        said = config.data.model_dump(exclude={"dev"})
+    longest = args.max_tokens or said.get("max_tokens", LONGEST_SAMPLE)
+    opened = open_model(weights, base=opening.base_from(args), device=device, merged=True)
     sources = [{"path": path} for path in args.data]
     section = DataSection.model_validate(
-        {"train": sources, "template": opened.template, "max_tokens": longest}
+        {**said, "train": sources, "template": opened.template, "max_tokens": longest}
     )
     with watching() as watch:
         inputs = open_inputs(section, opened.base, watch)
     with counting() as count:
-        return of_model(opened.model, inputs, wanted, longest, count)
+        return of_model(opened.model, inputs, wanted, longest, count, opened.step or 0)
 
 
 def _run_of(path: str) -> Path:

@@ -36,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
+    from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.export.export import export
 
+    weights = chosen(args.path)
     made = export(
-        Path(args.path),
+        weights.path,
         Path(args.out),
         merge_adapter=args.merge,
         layout=args.layout,
@@ -47,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         base=opening.base_from(args),
     )
     size = sum(path.stat().st_size for path in made.path.iterdir())
-    step = "" if made.step is None else f" of step {made.step:,}"
+    why = f" ({weights.why})" if weights.why else ""
+    step = "" if made.step is None else f" of step {made.step:,}{why}"
     console = Console(soft_wrap=True)
     console.print(Text.assemble((made.kind, "bold"), f"{step} in {made.path}, {size / 1e6:,.1f} MB"))
     if made.kind == "adapter":

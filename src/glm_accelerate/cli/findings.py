@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_accelerate.evaluate.looks import ENOUGH
-from glm_accelerate.observe.figures import compared, metric
+from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, metric
 
 if TYPE_CHECKING:
     from glm_accelerate.evaluate.exam import Findings
     from glm_accelerate.evaluate.results import Interval, Result
 
+FLOAT32 = "float32 differs by"  # in a result's `by`: the difference that reduced precision makes
 COLUMNS = ("metric", "value", "95 % interval", "samples")
 
 
@@ -28,8 +29,9 @@ def show(findings: "Findings", console: Console) -> None:
         table.add_column(column, justify="left" if column == "metric" else "right", overflow="fold")
     if result.loss is not None:
         samples = f"{result.samples:,} of {result.total:,}"
-        ends = None if result.ci95 is None else (_perplexity(result.ci95[0]), _perplexity(result.ci95[1]))
-        table.add_row("loss", f"{result.loss:.4f}", _between(result.ci95), samples)
+        interval = above_zero(result.ci95)
+        ends = None if interval is None else (_perplexity(interval[0]), _perplexity(interval[1]))
+        table.add_row("loss", f"{result.loss:.4f}", _between(interval), samples)
         table.add_row(
             "perplexity", f"{_perplexity(result.loss):.4g}", _between(ends, "{:.4g}".format), samples
         )
@@ -43,10 +45,11 @@ def show(findings: "Findings", console: Console) -> None:
 
 def as_json(findings: "Findings", path: str) -> str:
     """For a program."""
-    said: Mapping[str, object] = asdict(findings.result)
-    return json.dumps(
-        {"path": path, **said, "answers": len(findings.predictions)}, ensure_ascii=False, indent=2
-    )
+    said, by = asdict(findings.result), dict(findings.result.by)
+    said |= {"by": by, "answers": len(findings.predictions)}
+    if (difference := by.pop(FLOAT32, None)) is not None:
+        said["float32_difference"] = float(difference)
+    return json.dumps({"path": path, **said}, ensure_ascii=False, indent=2)
 
 
 def _words(result: "Result") -> list[str]:
@@ -54,11 +57,10 @@ def _words(result: "Result") -> list[str]:
     words = [f"{result.seconds:,.1f} s on {where}. {enough(result)}"]
     if result.against is not None:
         words.append(f"{compared(asdict(result.against))}, {ENOUGH[result.against.verdict]}")
-    for key, said in result.by.items():
-        if key.startswith("float32"):
-            words.append(
-                f"On a few samples the loss in {result.by['dtype']} and in float32 differ by {said}."
-            )
+    if (difference := result.by.get(FLOAT32)) is not None:
+        words.append(
+            f"On a few samples the loss in {result.by['dtype']} and in float32 differ by {difference}."
+        )
     if result.reason is not None:
         words.append(f"Not measured: {result.reason}")
     return words
@@ -66,11 +68,13 @@ def _words(result: "Result") -> list[str]:
 
 def enough(result: "Result") -> str:
     """What the samples are enough for, and what not."""
+    left_out = f" ({result.by['left_out']} left out)" if "left_out" in result.by else ""
     if result.samples >= result.total:
-        return f"All {result.total:,} samples: exact for these, not for other text."
+        return f"All {result.total:,} samples{left_out}: exact for these, not for other text."
+    compare = f"Enough to compare steps on the same {result.samples:,}; for"
     return (
-        f"Intervals are for the figure of all {result.total:,} samples. Enough to compare steps on the same "
-        f"{result.samples:,}; for a figure to publish: --samples all"
+        f"Intervals are for the figure of all {result.total:,} samples{left_out}. "
+        f"{compare if result.samples >= FEWEST_TO_COMPARE else 'For'} a figure to publish: --samples all"
     )
 
 

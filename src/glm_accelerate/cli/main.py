@@ -28,7 +28,7 @@ VERBS = {
     "plan": "every value that follows from a config on this machine, and why",
     "bench": "measure training on this machine: steps, operators, data, checkpoints",
     "train": "train; run the same command again to go on where it stopped",
-    "evaluate": "held-out loss and answers of a checkpoint",
+    "evaluate": "held-out loss and answers of a run, a checkpoint, a snapshot or any model",
     "checkpoints": "list, verify or remove the checkpoints of a run",
     "export": "write a trained model for transformers, vLLM and SGLang",
     "convert": "turn old pickled weights into safetensors",

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, and the base model where PATH is an adapter."""
     parser.add_argument(
-        "path", metavar="PATH", help="a run, a checkpoint, an adapter, a model directory or a hub's name"
+        "path",
+        metavar="PATH",
+        help="a run (its best weights), a checkpoint, a snapshot, an adapter, a model directory or a "
+        "hub's name",
     )
     base(parser)
 
@@ -40,9 +43,9 @@ def base_from(args: argparse.Namespace) -> Path | None:
     return locate(args.base) if args.base else None
 
 
-def open_from(args: argparse.Namespace) -> "Opened":
+def open_from(args: argparse.Namespace, path: Path) -> "Opened":
     """The model, merged, on the fastest device here."""
     from glm_accelerate.checkpoint.load import open_model
     from glm_accelerate.runtime.device import pick_device
 
-    return open_model(Path(args.path), base=base_from(args), device=pick_device(), merged=True)
+    return open_model(path, base=base_from(args), device=pick_device(), merged=True)

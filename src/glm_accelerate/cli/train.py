@@ -68,6 +68,7 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from glm_accelerate.cli.progress import watching
+    from glm_accelerate.evaluate.report import best_said
     from glm_accelerate.observe.console import ConsoleObserver, show_start
     from glm_accelerate.train.directory import ConfigChanged
     from glm_accelerate.train.mismatch import EVERY, Mismatched
@@ -85,7 +86,7 @@ def _train(args: argparse.Namespace) -> int:
                 config,
                 directory,
                 start=start,
-                observers=[ConsoleObserver(console)],
+                observers=[ConsoleObserver(console, best=lambda: best_said(directory))],
                 on_read=watch,
                 on_built=lambda ready: show_start(ready.run.plan, ready.proofs, ready.resumed, console),
             )
@@ -98,7 +99,7 @@ def _train(args: argparse.Namespace) -> int:
         raise
     if result.done:
         return 0
-    console.print(f"stopped by {result.reason} after step {result.step}; run the same command again to go on")
+    console.print("run the same command again to go on")
     return STOPPED
 
 

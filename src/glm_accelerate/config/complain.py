@@ -118,10 +118,8 @@ def _explain(path: KeyPath, errors: list[Mapping[str, Any]]) -> tuple[str, str |
         kind = "section" if len(path) == 1 else "key"
         return f"the {kind} `{name}` is missing", f"say `{name}{': {...}' if len(path) == 1 else '=...'}`"
     if first["type"] == "value_error":
-        return (
-            f"`{name}`: {first['ctx']['error']}",
-            "remove one",
-        )
+        said = str(first["ctx"]["error"])
+        return f"`{name}`: {said}" if name else said, "remove one" if said.endswith("not both") else None
     wanted = FILES if path[:2] in SOURCES else " or ".join(dict.fromkeys(map(_wanted, errors)))
     value = _shown(first["input"])
     return f"`{name}` is {value}, {wanted} is wanted", _hint(first["input"], errors)

@@ -6,20 +6,22 @@ A run's checkpoint or snapshot is asked what its steps were asked, and compared 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
+from glm_accelerate.data.store import Store
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.answers import Watch
 from glm_accelerate.evaluate.choice import choose
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import SEED, GlmExaminer
-from glm_accelerate.evaluate.rebuild import glm_examiner
+from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
 from glm_accelerate.evaluate.report import named_best
 from glm_accelerate.evaluate.results import Request, Result
 from glm_accelerate.memory.monitor import ran_out
@@ -27,6 +29,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
 Precision = Literal["float32", "bfloat16"]
+LEFT_OUT = {"no target": "without an answer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,29 @@ class Wanted:
     precision: Precision | None = None
 
 
-def of_run(weights: Path, wanted: Wanted, device: torch.device, watch: Watch) -> Findings:
-    """Of a checkpoint or a snapshot in its run's directory."""
+def as_run(run: Path, wanted: Wanted, device: torch.device) -> tuple[RunConfig, Wanted]:
+    """What a run was told, and what is asked of it on other data: what a person says, else as it asks."""
+    config, plan = said_of(run)
+    section = config.evaluate
+    precision = str(compute_of(config, plan, device)).removeprefix("torch.")
+    return config, Wanted(
+        section.metrics if wanted.metrics is None else wanted.metrics,
+        wanted.samples,
+        wanted.max_new_tokens or section.max_new_tokens,
+        wanted.precision or cast("Precision", precision),
+    )
+
+
+def of_run(
+    weights: Path, wanted: Wanted, device: torch.device, watch: Watch, base: Path | None = None
+) -> Findings:
+    """Of a checkpoint or a snapshot in its run's directory. `base`: where its model is now."""
     weights = weights.resolve()
     run = weights.parent.parent
-    made = glm_examiner(run, device)
+    made = glm_examiner(run, device, base=base)
     exam = _changed(made.exam, wanted)
-    examiner = GlmExaminer(exam, made.model, made.load, by=made.by, check=made.check, watch=watch)
+    by = {**made.by, **_left_out(exam.held_out)}
+    examiner = GlmExaminer(exam, made.model, made.load, by=by, check=made.check, watch=watch)
     _compute_in(examiner, wanted.precision)
     step = Reader(weights).manifest.step
     best = _best(run, step, exam.plan)
@@ -58,8 +77,10 @@ def of_run(weights: Path, wanted: Wanted, device: torch.device, watch: Watch) ->
         return _examined(examiner, request, run, items)
 
 
-def of_model(model: Decoder, inputs: Inputs, wanted: Wanted, micro_tokens: int, watch: Watch) -> Findings:
-    """Of any model, on the samples that `inputs` calls train."""
+def of_model(
+    model: Decoder, inputs: Inputs, wanted: Wanted, micro_tokens: int, watch: Watch, step: int = 0
+) -> Findings:
+    """Of any model, on the samples that `inputs` calls train. `step`: of its run, if it has one."""
     store = inputs.train
     sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
     choice = choose(store.lengths, sources, SEED)
@@ -76,10 +97,10 @@ def of_model(model: Decoder, inputs: Inputs, wanted: Wanted, micro_tokens: int, 
     )
     exam = _changed(exam, wanted)
     device, dtype = model.embed.device, model.compute or model.embed.dtype
-    by = {"device": str(device), "dtype": str(dtype).removeprefix("torch.")}
+    by = {"device": str(device), "dtype": str(dtype).removeprefix("torch."), **_left_out(store)}
     examiner = GlmExaminer(exam, model, by=by, watch=watch)
     _compute_in(examiner, wanted.precision)
-    return _examined(examiner, Request(0, exam.plan, 0, ""), Path(), None)
+    return _examined(examiner, Request(step, exam.plan, 0, ""), Path(), None)
 
 
 def _changed(exam: Exam, wanted: Wanted) -> Exam:
@@ -89,6 +110,13 @@ def _changed(exam: Exam, wanted: Wanted) -> Exam:
     if wanted.max_new_tokens is not None:
         exam = replace(exam, max_new_tokens=wanted.max_new_tokens)
     return exam if wanted.metrics is None else replace(exam, metrics=tuple(wanted.metrics))
+
+
+def _left_out(held_out: object) -> dict[str, str]:
+    """Of what is in the files, what became no sample, and why."""
+    dropped = held_out.report.dropped if isinstance(held_out, Store) else {}
+    said = [f"{count:,} {LEFT_OUT.get(why, why)}" for why, count in dropped.items() if count]
+    return {"left_out": ", ".join(said)} if said else {}
 
 
 def _compute_in(examiner: GlmExaminer, precision: Precision | None) -> None:

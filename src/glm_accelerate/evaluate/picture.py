@@ -3,12 +3,11 @@
 Losses of the beginning, far above all later ones, are cut off, or they would leave no room for the others.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from glm_accelerate.evaluate.results import Result
-from glm_accelerate.observe.figures import enclosed
+from glm_accelerate.observe.figures import above_zero, enclosed
 from glm_accelerate.observe.picture import (
     BOTTOM,
     HEIGHT,
@@ -25,7 +24,8 @@ from glm_accelerate.observe.picture import (
     ticks,
 )
 
-FAR = 2.0  # so many times the range of the later half above it, earlier losses are cut off
+MOST = 0.75  # of all evaluations and of the training curve's second half, the lowest, are shown in any case
+FLATTEST = 0.05  # of the loss: a picture that is less tall would make mountains of noise
 MOST_WHISKERS = 40  # more would be a fence: then the band alone has to do
 FLOOR, CAP = HEIGHT - BOTTOM, 4
 
@@ -51,18 +51,27 @@ class Judged:
     loss: float
     low: float
     high: float
-    gain: bool  # better than the best before it, on the same samples
+    gain: bool  # better than the best before it, or the best of all
 
 
-def held_out_curve(train: Sequence[Point], results: Sequence[Result], best: int | None, title: str) -> str:
-    """An SVG. `train`: steps and losses; `results`: one a step, in order; `best`: the step to be marked."""
-    judged = [one for result in results if (one := _judged(result)) is not None]
-    lowest, highest = _range(judged)
+def held_out_curve(
+    train: Sequence[Point],
+    results: Sequence[Result],
+    gains: Collection[int],
+    best: int | None,
+    title: str,
+    word: str = "best",
+) -> str:
+    """An SVG. `train`: steps and losses; `results`: one a step, in order; `gains`: the steps that were better
+    than all before; `best`: the one to be marked, and named by `word`.
+    """
+    judged = [one for result in results if (one := _judged(result, {*gains, best})) is not None]
+    behind = thinned(smoothed(train, len(train) // 80))
+    lowest, highest = _range(judged, [loss for _, loss in behind[len(behind) // 2 :]], best)
     marks = ticks(lowest, highest)
     last_step = max([1.0, *(step for step, _ in train), *(float(result.step) for result in results)])
     frame = Frame(last_step, marks[-1], marks[0])
     missed = [result for result in results if result.status != "done"]
-    behind = thinned(smoothed(train, len(train) // 80))
     parts = [
         *opening(title),
         STYLE,
@@ -76,31 +85,42 @@ def held_out_curve(train: Sequence[Point], results: Sequence[Result], best: int 
         "</g>",
         *(_dot(frame, one, one is judged[0]) for one in judged),
         *(_mark(frame.x(result.step), FLOOR, result.status) for result in missed),
-        *_best(frame, next((one for one in judged if one.step == best), None)),
-        *_legend({*(result.status for result in missed), *("no gain" for one in judged if not one.gain)}),
+        *_best(frame, next((one for one in judged if one.step == best), None), word),
+        *_legend(
+            {*(result.status for result in missed), *("no gain" for one in judged if not one.gain)},
+            "held out, 95 %" if any(one.low < one.high for one in judged) else "held out",
+        ),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _judged(result: Result) -> Judged | None:
+def _judged(result: Result, gains: Collection[int | None]) -> Judged | None:
     if result.loss is None:
         return None
-    low, high = result.ci95 or (result.loss, result.loss)
-    gain = result.against is None or result.against.verdict == "better"
-    return Judged(result.step, result.loss, low, high, gain)
+    low, high = above_zero(result.ci95) or (result.loss, result.loss)
+    return Judged(result.step, result.loss, low, high, result.step in gains)
 
 
-def _range(judged: Sequence[Judged]) -> tuple[float, float]:
-    """Of all intervals but those of the beginning that would press the later half flat."""
-    if not judged:
+def _range(judged: Sequence[Judged], train: Sequence[float], best: int | None) -> tuple[float, float]:
+    """From the lowest to what holds most, the later half (what comes last is news) and the best. `train`: the
+    training curve's second half.
+    """
+    lows = [*(one.low for one in judged), *train]
+    if not lows:
         return 0.0, 1.0
-    later = judged[len(judged) // 2 :]
-    low, high = min(one.low for one in later), max(one.high for one in later)
-    limit = high + FAR * (high - low) if len(judged) > 3 else math.inf
-    shown = [one for one in judged if one.high <= limit]
-    low, high = min(one.low for one in shown), max(one.high for one in shown)
-    return (low, high) if high > low else (low - 0.05, high + 0.05)
+    later = judged[len(judged) // 2 :] if len(judged) > 3 else judged
+    highs = [
+        *(
+            sorted(losses)[int(MOST * (len(losses) - 1))]
+            for losses in ([one.high for one in judged], train)
+            if losses
+        ),
+        *(one.high for one in [*later, *(one for one in judged if one.step == best)]),
+    ]
+    low, high = min(lows), max(highs)
+    lacking = max(0.0, max(FLATTEST * abs(high), 1e-3) - (high - low)) / 2
+    return max(0.0, low - lacking), high + lacking
 
 
 def _intervals(frame: Frame, judged: Sequence[Judged]) -> Iterable[str]:
@@ -136,22 +156,20 @@ def _mark(x: float, y: float, kind: str) -> str:
     return f'<path class="broken" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"/>'
 
 
-def _best(frame: Frame, one: Judged | None) -> Iterable[str]:
+def _best(frame: Frame, one: Judged | None, word: str) -> Iterable[str]:
+    """Ringed; below the picture, where no line runs, it is said which it is."""
     if one is None:
         return
-    x, y = frame.x(one.step), frame.y(one.loss)
-    yield f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7.5"/>'
-    anchor = "end" if x > WIDTH / 2 else "start"
-    below = frame.y(one.low) + 20
-    line = below if below < FLOOR - 6 else frame.y(one.high) - 12
-    said = f"best: step {one.step:,}, {enclosed(one.loss, (one.low, one.high))}"
-    yield f'<text class="praise over" x="{x:.1f}" y="{line:.1f}" text-anchor="{anchor}">{said}</text>'
+    for x, y in ((frame.x(one.step), frame.y(one.loss)), (LEFT + 8, HEIGHT - 16)):
+        yield f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7.5"/>'
+    said = f"{word}: step {one.step:,}, {enclosed(one.loss, (one.low, one.high))}"
+    yield f'<text class="praise" x="{LEFT + 22}" y="{HEIGHT - 12}">{said}</text>'
 
 
-def _legend(marks: set[str]) -> Iterable[str]:
+def _legend(marks: set[str], held: str) -> Iterable[str]:
     """Lines above the picture; marks below it, beside the word `step`."""
     for y, kinds in (
-        (30, {"train": "training", "held": "held out, 95 %"}),
+        (30, {"train": "training", "held": held}),
         (HEIGHT - 16, {mark: mark for mark in sorted(marks)}),
     ):
         x = WIDTH - RIGHT - sum(36 + 7 * len(said) for said in kinds.values())

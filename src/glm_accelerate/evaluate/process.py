@@ -126,7 +126,7 @@ def _serve(args: argparse.Namespace) -> None:
     with contextlib.nullcontext(ALONE) if args.child else joined() as ranks:
         run: Path = args.run
         made = examiner_of(args.build, run) if args.build else _of_run(run, args.device, ranks)
-        how = Following(once=args.once, oldest=args.oldest or (parent is None and all_count(run)))
+        how = Following(args.once, args.oldest or (parent is None and all_count(run)), refuses=parent is None)
         if parent is not None:
             parent.tell("ready")
             how = Following(args.once, args.oldest, tell=parent.tell, before=parent.share)

@@ -32,10 +32,14 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
 
 
-def glm_examiner(run: Path, device: torch.device | str, ranks: Ranks = ALONE) -> GlmExaminer:
-    """Ready for the run's requests. Several ranks divide the model, if the run does, and else the samples."""
-    config, plan = _said(run)
-    directory = locate(config.model.path)
+def glm_examiner(
+    run: Path, device: torch.device | str, ranks: Ranks = ALONE, base: Path | None = None
+) -> GlmExaminer:
+    """Ready for the run's requests. Several ranks divide the model, if the run does, and else the samples.
+    `base`: where the run's model is now, if it has moved.
+    """
+    config, plan = said_of(run)
+    directory = base or locate(config.model.path)
     inputs = open_inputs(config.data, directory)
     if inputs.dev is None:
         raise UserError("the run has no held-out data", where=run / "config.yaml", cure="data.dev")
@@ -69,7 +73,8 @@ def put(model: Decoder, snapshot: Path, ranks: Ranks = ALONE) -> None:
         part.local.copy_(reader.tensor(WEIGHTS, name, part.offset, part.local.shape))
 
 
-def _said(run: Path) -> tuple[RunConfig, RunPlan]:
+def said_of(run: Path) -> tuple[RunConfig, RunPlan]:
+    """What a run was told, and what followed."""
     for name in ("config.yaml", "plan.json"):
         if not (run / name).is_file():
             raise UserError(f"no {name} here: no run, or one that has not begun", where=run)
@@ -94,7 +99,7 @@ def _model(
         shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, ranks.count))
         if first.type == "meta":
             fill(model, part_reader(model), device, ranks)
-    model.compute = _compute(config, plan, device)
+    model.compute = compute_of(config, plan, device)
     bind_operators(model, compiled=plan.compile and not divided)
     for part in model.modules() if model.form == "native" else ():
         if type(part) is Linear and part.weight.dtype != model.compute:  # else cast again in every pass
@@ -102,7 +107,7 @@ def _model(
     return model
 
 
-def _compute(config: RunConfig, plan: RunPlan, device: torch.device) -> torch.dtype:
+def compute_of(config: RunConfig, plan: RunPlan, device: torch.device) -> torch.dtype:
     """As training does, unless the config says otherwise. 8-bit products are trained in, not evaluated; nor
     is float16: which layers it cannot hold only the trainer has measured.
     """

@@ -7,21 +7,26 @@ events.jsonl -> the training loss, decisions, seconds for which training waited
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import cast
 
 from glm_accelerate.checkpoint.find import BEST
 from glm_accelerate.checkpoint.publish import write_text
-from glm_accelerate.evaluate.ledger import PREDICTIONS, Listing, listing
+from glm_accelerate.config.load import load_config
+from glm_accelerate.evaluate.decide import Judged, judge
+from glm_accelerate.evaluate.decide import best as best_step
+from glm_accelerate.evaluate.ledger import PREDICTIONS, Listing, listing, results
 from glm_accelerate.evaluate.picture import held_out_curve
 from glm_accelerate.evaluate.results import FOLDER, Interval, Result
 from glm_accelerate.observe.events import Event, read_events
-from glm_accelerate.observe.figures import compared, enclosed, metric, number
+from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, enclosed, metric, number
 from glm_accelerate.observe.picture import losses
 from glm_accelerate.runtime.errors import UserError
 
 QUESTIONS = 3  # that are shown with their answers
+SO_FAR = "so far"
 LONGEST = 700  # letters of a text: of a prompt the last ones, of an answer the first
 
 
@@ -34,15 +39,27 @@ def report(run: Path) -> Path:
         )
     title, main = f"Evaluations of {run.resolve().name}", main_plan(found.results)
     course = one_a_step([result for result in found.results if result.plan == main])
-    best = (
-        named_best(run)
-        or min(((one.loss, one.step) for one in course if one.loss is not None), default=(0, None))[1]
-    )
+    gains = _gains(run, course)
+    best = named_best(run)
+    word = SO_FAR if best is None else "best"
+    best = gains[-1] if best is None and any(gains) else best
     page = run / FOLDER / "report.md"
-    picture = held_out_curve(losses(events, "step"), course, best, title)
+    picture = held_out_curve(losses(events, "step"), course, gains, best, title, word)
     write_text(page.with_suffix(".svg"), picture)
-    write_text(page, "\n".join([f"# {_cell(title)}\n", *_page(run, found, events, course, best)]) + "\n")
+    write_text(
+        page, "\n".join([f"# {_cell(title)}\n", *_page(run, found, events, course, best, word)]) + "\n"
+    )
     return page
+
+
+def best_said(run: Path) -> str:
+    """The best that training named, as a line goes on with it."""
+    best = named_best(run)
+    about = [] if best is None else _about(results(run), best)
+    if not about or about[0].loss is None:
+        return ""
+    samples = f"{about[0].samples:,} of {about[0].total:,}"
+    return f" · best: step {best:,}, loss {enclosed(about[0].loss, about[0].ci95)} ({samples})"
 
 
 def main_plan(results: Sequence[Result]) -> str:
@@ -71,15 +88,37 @@ def named_best(run: Path) -> int | None:
     return None if said is None else int(said[1])
 
 
+def _gains(run: Path, course: Sequence[Result]) -> list[int]:
+    """The steps that were better than all before them, as the trainer judges."""
+    config, judged, gains = run / "config.yaml", dict[int, Judged](), list[int]()
+    margin = load_config(config).evaluate.margin if config.is_file() else 0.0
+    for result in course:
+        judged[result.step] = judge(result, judged)
+        if best_step(list(judged.values()), margin) == result.step:
+            gains.append(result.step)
+    return gains
+
+
+def _about(results: Sequence[Result], step: int | None) -> list[Result]:
+    """What is known of a step's loss: that of the most samples first."""
+    about = [result for result in results if result.step == step and result.loss is not None]
+    return sorted(about, key=lambda one: one.samples, reverse=True)
+
+
 def _page(
-    run: Path, found: Listing, events: Sequence[Event], course: Sequence[Result], best: int | None
+    run: Path,
+    found: Listing,
+    events: Sequence[Event],
+    course: Sequence[Result],
+    best: int | None,
+    word: str,
 ) -> Iterator[str]:
     yield "![held-out loss over steps](report.svg)\n"
-    about = [one for one in found.results if one.step == best and one.loss is not None]
-    if about:
-        most = max(about, key=lambda one: one.samples)
+    for most in _about(found.results, best)[:1]:
         assert most.loss is not None
-        yield f"**Best: step {most.step:,}**, loss {enclosed(most.loss, most.ci95)}, {_enough(most)}\n"
+        loss = f"loss {enclosed(most.loss, most.ci95)}, {_enough(most)}"
+        open_ = " (training has not taken it over yet)" if word == SO_FAR else ""
+        yield f"**{word.capitalize()}: step {most.step:,}**{open_}, {loss}\n"
     yield from _tables(found.results)
     if found.waiting:
         steps = ", ".join(f"{request.step:,}" for request in found.waiting)
@@ -93,8 +132,9 @@ def _page(
 def _enough(best: Result) -> str:
     if best.samples >= best.total:
         return f"on all {best.total:,} held-out samples."
+    enough = "enough to compare steps, " if best.samples >= FEWEST_TO_COMPARE else ""
     return (
-        f"on {best.samples:,} of {best.total:,} held-out samples: enough to compare steps, not for a figure "
+        f"on {best.samples:,} of {best.total:,} held-out samples: {enough}not for a figure "
         "to publish (`evaluate RUN --samples all`)."
     )
 
@@ -119,21 +159,19 @@ def _tables(results: Sequence[Result]) -> Iterator[str]:
         yield ""
     yield (
         "An interval is for the figure that all held-out samples would give; what other data or another seed "
-        "would change is not in it. `against`: the same samples, one by one, which tells steps apart far "
-        "sooner than two intervals do; in the picture a step that was no better than the best before it is "
-        "hollow.\n"
+        "would change is not in it. `against`: the step that was the best when the evaluation was asked, on "
+        "the same samples, one by one, which tells steps apart far sooner than two intervals do; in the "
+        "picture a step that was no better than the best before it is hollow.\n"
     )
 
 
 def _row(result: Result, names: Sequence[str]) -> Iterator[str]:
-    loss, interval = result.loss, result.ci95
+    loss, interval = result.loss, above_zero(result.ci95)
     yield f"{result.step:,}"
     yield "" if loss is None else enclosed(loss, interval).partition(" ")[0]
     yield "" if loss is None or interval is None else _between(interval, "{:.4f}".format)
     yield f"{result.samples:,} of {result.total:,}" if result.samples else ""
-    against = result.against
-    fields = {} if against is None else {"difference": against.difference, "interval": against.interval}
-    yield "" if against is None else compared({**fields, "step": against.step, "verdict": against.verdict})
+    yield "" if result.against is None else compared(asdict(result.against))
     for name in names:
         yield _with_interval(result, name)
     yield f"{result.seconds:,.1f}" if result.seconds else ""

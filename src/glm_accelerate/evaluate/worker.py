@@ -43,6 +43,7 @@ class Following:
 
     once: bool = False  # what waits now, no more
     oldest: bool = False  # first; else the newest
+    refuses: bool = False  # a run that asks what this evaluator does not answer; else such a request fails
     poll: float = POLL
     tell: Callable[[str], object] = str
     before: Callable[[], object] = bool
@@ -58,7 +59,7 @@ class Lost(Exception):
 def follow(run: Path, examiner: Examiner, how: Following = AS_IT_COMES, ranks: Ranks = ALONE) -> None:
     """Answer requests until the run is finished. The first rank claims and publishes, all examine."""
     while True:
-        with _claimed(run, how, ranks) as request:
+        with _claimed(run, how, ranks, examiner.plan) as request:
             if request is None:
                 return
             how.before()
@@ -119,13 +120,7 @@ def all_count(run: Path) -> bool:
 
 
 def _answer(run: Path, request: Request, examiner: Examiner) -> Findings:
-    ours = whole_plan(examiner.plan) if request.whole else examiner.plan
-    if request.plan != ours:
-        raise UserError(
-            f"the trainer asks plan {request.plan}, this evaluator would answer {ours}: another version,"
-            " tokenizer, config or data",
-            cure="start the evaluator anew, with the trainer's own",
-        )
+    _require_same(request, examiner.plan)
     against = None if request.against is None else read_items(run, request.against)
     with ExitStack() as held:
         held.enter_context(lease(run / request.weights))
@@ -147,6 +142,16 @@ def _worded(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"
 
 
+def _require_same(request: Request, plan: str) -> None:
+    ours = whole_plan(plan) if request.whole else plan
+    if request.plan != ours:
+        raise UserError(
+            f"the trainer asks plan {request.plan}, this evaluator would answer {ours}: another version,"
+            " tokenizer, config, data or file of a metric",
+            cure="start the evaluator anew, with the trainer's own",
+        )
+
+
 def _by() -> dict[str, str]:
     """Who evaluates."""
     ours = f"{version('glm-accelerate')}, torch {torch.__version__}"
@@ -154,14 +159,14 @@ def _by() -> dict[str, str]:
 
 
 @contextmanager
-def _claimed(run: Path, how: Following, ranks: Ranks) -> Generator[Request | None]:
+def _claimed(run: Path, how: Following, ranks: Ranks, plan: str) -> Generator[Request | None]:
     """The next request that is ours to answer; None when there is nothing to wait for any more."""
     with ExitStack() as held:
-        said: dict[str, Any] | None = ranks.decide(lambda: _next(run, how, held))
+        said: dict[str, Any] | None = ranks.decide(lambda: _next(run, how, held, plan))
         yield None if said is None else Request(**said)
 
 
-def _next(run: Path, how: Following, held: ExitStack) -> dict[str, Any] | None:
+def _next(run: Path, how: Following, held: ExitStack, plan: str) -> dict[str, Any] | None:
     told: set[str] = set()
     while True:
         there = listing(run, answered=False)
@@ -169,6 +174,8 @@ def _next(run: Path, how: Following, held: ExitStack) -> dict[str, Any] | None:
             sys.stderr.write(f"{reason}\n")
         told |= set(there.passed_over)
         for request in there.waiting if how.oldest else reversed(there.waiting):
+            if how.refuses:
+                _require_same(request, plan)
             with ExitStack() as tried:  # what another holds is let go here: there may be thousands of looks
                 if tried.enter_context(claim(run, request)):
                     held.push(tried.pop_all())

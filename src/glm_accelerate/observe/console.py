@@ -1,6 +1,6 @@
 """What a person sees of a run: one live line on a terminal, else a plain line every few seconds.
 
-step 120/800 · loss 0.8123 · held out 0.9312 · 9,876 tokens/s · 1.2 GB · rate 2.9e-03 · 0:01:12 left
+step 120/800 · loss 0.8123 · held out 0.9312 (step 100) · 9,876 tokens/s · 1.2 GB · ... · 0:01:12 left
 """
 
 import math
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_accelerate.observe.events import Event
-from glm_accelerate.observe.figures import amount, evaluation, number
+from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, amount, evaluation, number
 from glm_accelerate.plan.report import show_plan
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
@@ -48,14 +48,17 @@ class ConsoleObserver:
         *,
         seconds: float = SECONDS_BETWEEN_LINES,
         clock: Callable[[], float] = time.monotonic,
+        best: Callable[[], str] = str,
     ) -> None:
+        """`best`: asked at the end of training for a word on the best weights."""
+        self._best = best
         self._console = console or Console(stderr=True)
         self._seconds = seconds if not self._console.is_terminal else SECONDS_BETWEEN_REFRESHES
         self._clock = clock
         self._shown = -math.inf
         self._live: Live | None = None
         self._steps = 0
-        self._held_out: float | None = None
+        self._held_out: dict[int, float] = {}  # losses by step
         self._explained = False  # what a sample is enough for
         self._recent: deque[tuple[float, float, float]] = deque(
             maxlen=STEPS_AVERAGED
@@ -82,7 +85,8 @@ class ConsoleObserver:
         elif kind == "stop":
             self._flush()
             self.close()
-            self._say(f"stopped at step {event.get('step')}: {event.get('reason')}")
+            best = self._best() if event.get("reason") == "done" else ""
+            self._say(f"stopped at step {number(event, 'step'):,.0f}: {event.get('reason')}{best}")
 
     def close(self) -> None:
         """Leaves the last state on the screen."""
@@ -99,7 +103,7 @@ class ConsoleObserver:
 
     def _step(self, event: Event) -> None:
         if not event.get("applied", True):
-            said = f"step {event.get('step')} was not applied: its loss or gradients were not finite"
+            said = f"step {number(event, 'step'):,.0f} was not applied: its loss or gradients were not finite"
             self._say(Text(said, "yellow"))
         now = self._clock()
         self._recent.append((now, number(event, "tokens"), number(event, "seconds")))
@@ -108,12 +112,14 @@ class ConsoleObserver:
             self._flush()
 
     def _evaluation(self, event: Event) -> None:
-        loss = event.get("loss")
-        self._held_out = loss if isinstance(loss, float) else self._held_out
+        loss, step, samples = event.get("loss"), int(number(event, "step")), number(event, "samples")
+        whole = step in self._held_out and samples == number(event, "total")
+        if isinstance(loss, float):
+            self._held_out[step] = loss
         style = {"done": "cyan", "skipped": "dim"}.get(str(event.get("status")), "yellow")
         self._flush()
-        self._say(Text.assemble(("evaluation ", style), evaluation(event)))
-        if not self._explained and 0 < number(event, "samples") < number(event, "total"):
+        self._say(Text.assemble(("evaluation ", style), evaluation(event, whole=whole)))
+        if not self._explained and FEWEST_TO_COMPARE <= samples < number(event, "total"):
             self._explained = True
             self._say(Text(SAMPLED, "dim"))
 
@@ -142,11 +148,12 @@ class ConsoleObserver:
     def _line(self, event: Event) -> str:
         loss = event.get("loss")
         words = [
-            f"step {event.get('step')}/{self._steps}",
+            f"step {number(event, 'step'):,.0f}/{self._steps:,}",
             f"loss {loss:.4f}" if isinstance(loss, float) and math.isfinite(loss) else "loss -",
         ]
-        if self._held_out is not None:
-            words.append(f"held out {self._held_out:.4f}")
+        if self._held_out:
+            newest = max(self._held_out)
+            words.append(f"held out {self._held_out[newest]:.4f} (step {newest:,})")
         tokens = sum(tokens for _, tokens, _ in self._recent)
         seconds = sum(seconds for _, _, seconds in self._recent)
         words += [

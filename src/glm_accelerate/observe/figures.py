@@ -6,6 +6,7 @@ from typing import cast
 
 from glm_accelerate.observe.events import Event
 
+FEWEST_TO_COMPARE = 30  # samples: of fewer nothing is said of what they are enough for
 SIGNIFICANT = 2  # digits of an interval's half width; what it encloses is written to the same place
 FEWEST, MOST = 1, 6  # decimals
 
@@ -24,13 +25,23 @@ def amount(size: float) -> str:
     return f"{size / 1e3:.0f} kB"
 
 
-def enclosed(value: float, interval: Sequence[float] | None) -> str:
-    """`2.114 ±0.035`, by the longer side; without an interval, or where it has no width, four decimals."""
-    half = max(interval[1] - value, value - interval[0]) if interval else 0.0
+def enclosed(loss: float, interval: Sequence[float] | None) -> str:
+    """`2.114 ±0.035`, by the longer side, or `0.5 (0.0 to 3.1)` where that would reach below zero, as no loss
+    does; without an interval, or where it has no width, four decimals.
+    """
+    low, high = above_zero(interval) or (loss, loss)
+    half = max(high - loss, loss - low)
     if half <= 0:
-        return f"{value:.4f}"
+        return f"{loss:.4f}"
     decimals = places(half)
-    return f"{value:.{decimals}f} ±{half:.{decimals}f}"
+    if half > loss:
+        return f"{loss:.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
+    return f"{loss:.{decimals}f} ±{half:.{decimals}f}"
+
+
+def above_zero(interval: Sequence[float] | None) -> tuple[float, float] | None:
+    """The part of a loss's interval where losses can be. Of very few samples it may reach further."""
+    return None if interval is None else (max(0.0, interval[0]), interval[1])
 
 
 def places(half: float) -> int:
@@ -46,24 +57,24 @@ def metric(value: float) -> str:
 
 
 def compared(against: Mapping[str, object]) -> str:
-    """A comparison's fields as `-0.021 against 300: better` (a hyphen: not every terminal has a minus)."""
-    low, high = cast("Sequence[float]", against["interval"])
+    """A comparison's fields as `-0.0213 against 300: better` (a hyphen: not every terminal has a minus)."""
     difference = number(against, "difference")
     verdict = (
         "undecided, too few samples to tell" if against["verdict"] == "undecided" else against["verdict"]
     )
-    return f"{difference:+.{places((high - low) / 2)}f} against {against['step']:,}: {verdict}"
+    return f"{difference:+.4f} against {against['step']:,}: {verdict}"
 
 
-def evaluation(event: Event) -> str:
-    """An `eval` event in one line."""
+def evaluation(event: Event, *, whole: bool = False) -> str:
+    """An `eval` event in one line. `whole`: a finalist's, once more and on all samples."""
     loss, step = event.get("loss"), f"step {number(event, 'step'):,.0f}"
     metrics = cast("Mapping[str, float]", event.get("metrics") or {})
     interval = cast("Sequence[float] | None", event.get("ci95"))
     words = [f"loss {enclosed(loss, interval)}"] if isinstance(loss, float) else []
-    words += [f"{name.replace('_', ' ')} {metric(value)}" for name, value in metrics.items()]
+    words += [f"{name} {metric(value)}" for name, value in metrics.items()]
     samples, total = number(event, "samples"), number(event, "total")
-    parts = [", ".join(words) + f" ({samples:,.0f} of {total:,.0f})"] if words else []
+    count = f"on all {total:,.0f} samples" if whole else f"({samples:,.0f} of {total:,.0f})"
+    parts = [f"{', '.join(words)} {count}"] if words else []
     if event.get("status") != "done":
         reason = event.get("reason")
         parts.append(f"{event.get('status')}: {reason}" if reason else str(event.get("status")))

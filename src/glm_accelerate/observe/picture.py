@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from glm_accelerate.observe.events import Event
 
 WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 64, 20, 44, 52
+LEFT, RIGHT, TOP, BOTTOM = 76, 28, 44, 52
 MOST_POINTS = 600  # more than the picture is wide tells nobody anything
 LONGEST_TITLE = 42  # letters: beyond them stands the legend
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -133,7 +133,7 @@ def axes(frame: Frame, marks: Sequence[float]) -> list[str]:
     middle_x, middle_y = (LEFT + right) / 2, (TOP + bottom) / 2
     parts.append(f'<text x="{middle_x:g}" y="{HEIGHT - 12}" text-anchor="middle">step</text>')
     parts.append(
-        f'<text x="16" y="{middle_y:g}" text-anchor="middle" transform="rotate(-90 16 {middle_y:g})">'
+        f'<text x="15" y="{middle_y:g}" text-anchor="middle" transform="rotate(-90 15 {middle_y:g})">'
         "loss (nats a token)</text>"
     )
     return parts

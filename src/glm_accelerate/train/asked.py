@@ -36,9 +36,7 @@ class Asked:
     attempts: dict[int, int] = field(default_factory=dict[int, int])  # in which each step was asked
     _known: dict[str, Request] = field(default_factory=dict[str, Request])  # asked by an earlier attempt
     _waiting: dict[str, Request] = field(default_factory=dict[str, Request])  # by stem
-    _since: dict[str, float] = field(
-        default_factory=dict[str, float]
-    )  # claimed, or asked of somebody elsewhere
+    _since: dict[str, float] = field(default_factory=dict[str, float])  # when seen unclaimed last
     _longest: float = 0.0  # seconds
 
     def remember(self) -> None:
@@ -88,16 +86,18 @@ class Asked:
     def post(self, request: Request) -> list[Result]:
         """Ask. One that still waits for its turn gives way, unless all are to be kept; returns those."""
         gone: list[Result] = []
-        if self.section.keep == "latest" and not self.section.decides and not request.whole:
-            for older in [
-                one for one in self._waiting.values() if one.step
-            ]:  # the beginning is what all add to
+        # The beginning always waits: it is what all later steps are seen against.
+        giving_way = [one for one in self._waiting.values() if one.step]
+        if self.section.keep == "all" or self.section.decides or request.whole:
+            giving_way = []
+        try:
+            for older in giving_way:
                 with ledger.claim(self.run, older) as mine:
                     gone += self.answer(older, "skipped", f"step {request.step} is newer") if mine else []
-        try:
             ledger.ask(self.run, request)
         except OSError as error:
-            return [*gone, _unwritten(request, "failed", "it could not be asked", error)]
+            said = f"it could not be asked: {error.strerror}"
+            return [*gone, Result(request.step, request.plan, request.attempt, "failed", reason=said)]
         self._waiting[request.stem] = request
         self._since[request.stem] = time.monotonic()
         return gone
@@ -165,11 +165,6 @@ class Asked:
                 self._since[request.stem] = now
             elif now - self._since[request.stem] > self.limit:
                 yield request, "timeout", f"no result in {self.limit:g} s"
-
-
-def _unwritten(request: Request, status: Status, reason: str, error: OSError) -> Result:
-    said = f"{reason}: {error.strerror}"
-    return Result(request.step, request.plan, request.attempt, status, reason=said)
 
 
 def _snapshot(step: int) -> str:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint.audit import audit, compare
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
+from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.main import main
@@ -68,11 +70,34 @@ def test_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["checkpoints", str(tmp_path), "diff", "1", "5"]) == 2
 
 
+def test_the_best_is_listed_where_it_is_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (2, 4, 6):
+        make(tmp_path, step, loss=1.0 / step)
+    for step in (4, 5):
+        groups = {"weights": {"a": Piece.whole(torch.zeros(2))}}
+        Checkpointer(tmp_path, kind="snapshot").save(Save(step, 1, groups, {}, {}, {}))
+    for best, listed in ((4, [6, 4, 2]), (5, [6, 5, 4, 2]), (7, [6, 4, 2])):  # 7 is not there (any more)
+        (tmp_path / "best").write_text(f"snapshots/snapshot-{best}\n")
+        assert main(["checkpoints", str(tmp_path), "--json"]) == 0
+        seen = json.loads(capsys.readouterr().out)
+        assert [one["step"] for one in seen] == listed
+        assert [one["step"] for one in seen if one["best"]] == [step for step in listed if step == best]
+        assert [one["step"] for one in seen if one["kind"] == "snapshot"] == ([5] if best == 5 else [])
+    (tmp_path / "best").write_text("snapshots/snapshot-5\n")
+    assert main(["checkpoints", str(tmp_path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "best" in line]
+    assert line.split()[0] == "5"
+    assert "best, snapshot" in line
+
+
 def test_list_and_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step, loss in ((1, 0.5), (2, 3.0), (3, 2.0), (4, 1.0), (5, 4.0), (6, 9.0)):
         make(tmp_path, step, loss=loss)
     (tmp_path / "checkpoints" / "checkpoint-5" / "state.json").unlink()
     (tmp_path / "checkpoints" / "checkpoint-x").mkdir()
+    (tmp_path / "best").write_text("checkpoints/checkpoint-4\n")  # by all samples; 1 was lower on a few
     assert main(["checkpoints", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "damaged" in said
@@ -81,7 +106,7 @@ def test_list_and_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert main(["checkpoints", str(tmp_path), "--json"]) == 0
         seen = {one["step"]: one for one in json.loads(capsys.readouterr().out)}
         assert list(seen) == [6, 5, 4, 3, 2, 1]
-        assert [step for step, one in seen.items() if one["best"]] == [1]
+        assert [step for step, one in seen.items() if one["best"]] == [4]
         assert [step for step, one in seen.items() if one["leased"]] == [2]
         assert [step for step, one in seen.items() if one["damage"]] == [5]
         assert seen[6]["codec"] == "none"

@@ -42,7 +42,7 @@ def test_a_table_and_what_it_is_enough_for() -> None:
     assert rows[4:] == [
         "12.0 s on cuda:1 in bfloat16. Intervals are for the figure of all 4,000 samples. Enough to compare "
         "steps on the same 700; for a figure to publish: --samples all",
-        "-0.021 against 300: better, enough to choose between the two",
+        "-0.0213 against 300: better, enough to choose between the two",
         "On a few samples the loss in bfloat16 and in float32 differ by -6.4e-05.",
     ]
 
@@ -51,6 +51,15 @@ def test_all_samples_leave_nothing_open_but_other_text() -> None:
     rows = shown(Findings(replace(RESULT, samples=4000, ci95=(2.1139, 2.1139), metrics={}, against=None)))
     assert rows[1].split() == ["loss", "2.1139", "exact", "4,000", "of", "4,000"]
     assert "All 4,000 samples: exact for these, not for other text." in rows[3]
+
+
+def test_of_few_samples_little_is_said_and_no_loss_below_zero() -> None:
+    few = replace(RESULT, loss=0.5, ci95=(-0.5, 3.0), samples=8, metrics={}, against=None)
+    rows = shown(Findings(replace(few, by={**RESULT.by, "left_out": "1 without an answer"})))
+    assert rows[1].split()[2:5] == ["0.0000", "to", "3.0000"]
+    assert rows[2].split()[2:5] == ["1", "to", "20.09"]
+    said = "Intervals are for the figure of all 4,000 samples (1 without an answer left out)."
+    assert rows[3].endswith(f"{said} For a figure to publish: --samples all")
 
 
 def test_what_could_not_be_measured_is_said_and_a_diverged_model_has_a_perplexity() -> None:
@@ -68,3 +77,5 @@ def test_the_same_for_programs() -> None:
         128,
     )
     assert said["against"]["verdict"] == "better"
+    assert said["float32_difference"] == -6.4e-05
+    assert set(said["by"]) == {"device", "dtype"}

@@ -75,6 +75,8 @@ def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
         ("train: {steps: 1e3}", "`train.steps` is 1000.0, a whole number is wanted", "write 1000"),
         ("train: {micro_tokens: 10}", "`train.micro_tokens` is 10, auto or at least 64 is wanted", None),
         ("train: {steps: 1, epochs: 1}", "`train`: say steps or epochs, not both", "remove one"),
+        ("evaluate: {metrics: [blue]}", "`evaluate.metrics`: no metric blue: bleu? (loss, exact_match, "
+         "bleu, rouge, or FILE.py:FUNCTION)", None),
         ("train: {seed: yes}", '`train.seed` is "yes", a whole number is wanted', None),
         ("optim: {betas: [1]}", "`optim.betas` is [1], one more item is wanted", None),
         ("checkpoint: {codec: gz}", '`checkpoint.codec` is "gz", auto or none or zstd is wanted', None),
@@ -86,6 +88,11 @@ def test_a_mistake_is_named_with_its_line_and_cure(
 ) -> None:
     remedy = f" ({cure})" if cure else ""
     assert complaint(tmp_path, LEAST + text) == f"c.yaml:3: {what}{remedy}"
+
+
+def test_what_sections_say_together_is_a_mistake_of_the_file(tmp_path: Path) -> None:
+    said = "c.yaml: evaluate.stop_after and lower_rate_after need held-out data: say data.dev"
+    assert complaint(tmp_path, LEAST + "evaluate: {stop_after: 2}") == said
 
 
 def test_the_first_of_several_mistakes_is_named_and_the_others_counted(tmp_path: Path) -> None:

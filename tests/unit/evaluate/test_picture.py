@@ -1,11 +1,12 @@
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from glm_accelerate.evaluate.picture import held_out_curve
-from glm_accelerate.evaluate.results import Comparison, Result, Status
+from glm_accelerate.evaluate.results import Result, Status
 from glm_accelerate.observe.picture import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -16,9 +17,11 @@ def result(step: int, loss: float | None, half: float | None = 0.03, status: Sta
     return Result(step, "0" * 8, 1, status, loss=loss, ci95=ci95, samples=500, total=4000)
 
 
-def drawn(*results: Result, best: int | None = None) -> ElementTree.Element:
+def drawn(
+    *results: Result, best: int | None = None, gains: Collection[int] = range(9999)
+) -> ElementTree.Element:
     train = [(float(step), 2.0 - step / 1000) for step in range(1, 1001)]
-    return ElementTree.fromstring(held_out_curve(train, results, best, "Evaluations of a & <b>"))
+    return ElementTree.fromstring(held_out_curve(train, results, gains, best, "Evaluations of a & <b>"))
 
 
 def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
@@ -60,23 +63,19 @@ def test_what_found_nothing_stands_on_the_floor_and_in_the_legend() -> None:
 
 
 def test_steps_without_gain_are_hollow() -> None:
-    worse = Comparison(0, "0-00000000-1", 0.1, (0.05, 0.15), "worse", 1, 1)
-    root = drawn(result(0, 2.0), replace(result(500, 2.1), against=worse))
+    root = drawn(result(0, 2.0), result(500, 2.1), gains=[0])
     assert (len(of_class(root, "dot")), len(of_class(root, "level"))) == (1, 2)  # one of them is the legend's
     assert "no gain" in {text.text for text in root.iter(f"{SVG}text")}
 
 
 def test_the_best_is_ringed_and_named_within_the_picture() -> None:
     root = drawn(result(0, 2.0), result(1000, 1.5), best=1000)
-    (ring,), (name,), held = (
-        of_class(root, "ring"),
-        of_class(root, "praise"),
-        points(of_class(root, "held")[0]),
-    )
+    (ring, beside_name), (name,) = of_class(root, "ring"), of_class(root, "praise")
+    held = points(of_class(root, "held")[0])
     assert (float(ring.get("cx", "")), float(ring.get("cy", ""))) == held[1]
     assert name.text == "best: step 1,000, 1.500 ±0.030"
-    assert name.get("text-anchor") == "end"
-    assert TOP < float(name.get("y", "")) < HEIGHT - BOTTOM
+    assert HEIGHT - BOTTOM < float(name.get("y", "")) < HEIGHT  # where no line runs
+    assert LEFT < float(beside_name.get("cx", "")) < float(name.get("x", ""))
     assert not of_class(drawn(result(0, 2.0), best=500), "ring")  # it is not among them
 
 
@@ -104,9 +103,33 @@ def test_losses_of_the_beginning_far_above_the_later_half_are_cut_off_and_the_fi
     ],
 )
 def test_any_run_has_a_picture(results: list[Result]) -> None:
-    svg = held_out_curve([], results, 0, "x")
+    svg = held_out_curve([], results, [], 0, "x")
     ElementTree.fromstring(svg)
     assert not re.search(r"nan|inf\b", svg)
+
+
+def test_the_end_of_the_training_curve_and_most_evaluations_are_shown() -> None:
+    """A run that learns its data by heart: trained to 0.02, while the held-out loss rises again."""
+    train = [(float(step), max(0.02, 6 - step / 50)) for step in range(1, 1001)]
+    held = [result(0, 5.9), result(100, 0.8), *(result(step, 0.45, 0.0) for step in range(200, 1001, 100))]
+    root = ElementTree.fromstring(held_out_curve(train, held, [], 200, "x"))
+    curve, ys = points(of_class(root, "train")[0]), [y for _, y in points(of_class(root, "held")[0])]
+    assert all(TOP <= y <= HEIGHT - BOTTOM for y in [*(y for x, y in curve if x > WIDTH / 2), *ys[2:]])
+    assert ys[0] < TOP
+    assert ys[2] < (TOP + HEIGHT - BOTTOM) / 2  # they have most of the height
+
+
+def test_noise_makes_no_mountains_and_no_interval_is_promised_where_there_is_none() -> None:
+    held = [result(step, 5.6 + step % 200 / 1e6, None) for step in range(0, 1000, 100)]
+    root = ElementTree.fromstring(held_out_curve([], held, [], 0, "x"))
+    ys = [y for _, y in points(of_class(root, "held")[0])]
+    assert max(ys) - min(ys) < 1
+    texts = {text.text for text in root.iter(f"{SVG}text")}
+    assert "held out" in texts
+    assert "held out, 95 %" not in texts
+    below = [replace(result(0, 0.5), ci95=(-0.4, 2.0))]
+    band = of_class(ElementTree.fromstring(held_out_curve([], below, [], 0, "x")), "band")
+    assert max(y for _, y in points(band[0])) <= HEIGHT - BOTTOM  # no loss lies below zero
 
 
 def test_many_evaluations_have_a_band_and_no_fence() -> None:

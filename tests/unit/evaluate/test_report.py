@@ -9,7 +9,7 @@ import pytest
 
 from glm_accelerate.evaluate.exam import Findings, Prediction
 from glm_accelerate.evaluate.ledger import ask, publish
-from glm_accelerate.evaluate.report import main_plan, one_a_step, report
+from glm_accelerate.evaluate.report import best_said, main_plan, one_a_step, report
 from glm_accelerate.evaluate.results import Comparison, Request, Result
 from glm_accelerate.observe.events import strict_json
 from glm_accelerate.runtime.errors import UserError
@@ -83,19 +83,40 @@ def test_every_evaluation_has_a_line_with_what_it_found_or_why_not(write: Callab
     assert lines == [
         ["0", "2.500", "2.4500 to 2.5500", "128 of 400", "", "", "12.0", "beside cuda:1 a\\|b", "done"],
         ["100", "", "", "", "", "", "", "", "skipped: step 200 is newer"],
-        ["200", "2.250", "2.2000 to 2.3000", "128 of 400", "-0.250 against 0: better", "31.4 (30.0 to 33.0)",
+        ["200", "2.250", "2.2000 to 2.3000", "128 of 400", "-0.2500 against 0: better", "31.4 (30.0 to 33.0)",
          "12.0", "", "done"],
         ["300", "", "", "", "", "", "", "", "failed: out of memory: \\| CPU"],
     ]  # fmt: skip
-    assert "**Best: step 200**, loss 2.250 ±0.050, on 128 of 400 held-out samples: enough to compare" in page
+    assert (
+        "**So far: step 200** (training has not taken it over yet), loss 2.250 ±0.050, on 128 of 400 "
+        "held-out samples: enough to compare steps" in page
+    )
     picture = ElementTree.parse(run / "evals" / "report.svg").getroot()
-    assert "best: step 200, 2.250 ±0.050" in {"".join(text.itertext()) for text in picture.iter()}
+    assert "so far: step 200, 2.250 ±0.050" in {"".join(text.itertext()) for text in picture.iter()}
 
 
 def test_the_best_is_the_one_that_the_trainer_named(write: Callable[..., Path]) -> None:
     run = write([result(0, 2.5), result(100, 2.3), result(200, 2.29)])
     (run / "best").write_text("snapshots/snapshot-100\n")
-    assert "**Best: step 100**" in report(run).read_text()
+    assert "**Best: step 100**," in report(run).read_text()
+
+
+def test_what_was_no_better_than_the_best_before_it_is_hollow(write: Callable[..., Path]) -> None:
+    """Whatever it was compared with: 300 was asked while 100 was the best; 200 was better still."""
+    run = write(
+        [
+            result(100, 2.5),
+            result(200, 2.2, against=against(100, -0.3)),
+            result(300, 2.4, against=against(100, -0.1)),
+            result(400, 2.1, against=against(200, -0.1)),
+        ]
+    )
+    root = ElementTree.parse(report(run).with_suffix(".svg")).getroot()
+    hollow = [element for element in root.iter() if element.get("class") == "level"]
+    assert [next(element.itertext(), None) for element in hollow] == ["step 300: 2.400 ±0.050", None]
+    assert best_said(run) == ""
+    (run / "best").write_text("snapshots/snapshot-400\n")
+    assert best_said(run) == " · best: step 400, loss 2.100 ±0.050 (128 of 400)"
 
 
 def test_finalists_have_a_table_of_their_own(write: Callable[..., Path]) -> None:

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.exam import Findings, Items
 from glm_accelerate.evaluate.results import Request, Result, whole_plan
 from glm_accelerate.evaluate.worker import Following, Lost, all_count, finished, follow
+from glm_accelerate.runtime.errors import UserError
 
 PLAN = "0123abcd"
 ONCE = Following(once=True)
@@ -117,6 +118,16 @@ def test_another_plan_is_not_answered(run: Path) -> None:
     assert "00000000" in reason
     assert PLAN in reason
     assert "start the evaluator anew" in reason
+
+
+def test_one_started_by_hand_refuses_another_plan_and_takes_nothing(run: Path) -> None:
+    """It could only use up what others would answer."""
+    ask(run, 3)
+    ask(run, 6, plan="00000000")
+    with pytest.raises(UserError, match="the trainer asks plan 00000000"):
+        follow(run, Recorder(), replace(ONCE, refuses=True))
+    assert [request.step for request in ledger.waiting(run)] == [3, 6]
+    assert status(run) == {}
 
 
 def test_who_answered_is_on_record(run: Path) -> None:

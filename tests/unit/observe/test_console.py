@@ -101,14 +101,36 @@ def test_evaluations_checkpoints_and_warnings_have_a_line_of_their_own() -> None
     observer.observe(step(11, loss=None, applied=False))
     observer.close()
     assert text(console).splitlines()[1:] == [
-        "evaluation step 1,000: loss 1.5000, exact match 0.250 (64 of 4,000) · 1.2 s",
+        "evaluation step 1,000: loss 1.5000, exact_match 0.250 (64 of 4,000) · 1.2 s",
         "  a sample: enough to compare steps on it, not for a figure to publish (evaluate RUN --samples all)",
         "evaluation step 1,000: failed: out of memory · 1.2 s",
         "evaluation step 12: skipped: a newer one waits",
         "checkpoint checkpoints/checkpoint-10 (2.0 MB, training waited 0.1 s)",
         "warning [red]a file named so[/red]",
         "step 11 was not applied: its loss or gradients were not finite",
-        "step 11/100 · loss - · held out 1.5000 · 1,000 tokens/s · 1.5 GB · rate 3.0e-04 · 0:00:44 left",
+        "step 11/100 · loss - · held out 1.5000 (step 1,000) · 1,000 tokens/s · 1.5 GB "
+        "· rate 3.0e-04 · 0:00:44 left",
+    ]
+
+
+def test_the_held_out_loss_is_of_the_highest_step_and_finalists_are_told_apart() -> None:
+    console = screen(terminal=False)
+    observer = ConsoleObserver(console, clock=Clock(), best=lambda: " · best: step 1,100")
+    said = {"kind": "eval", "status": "done", "total": 400}
+    observer.observe({**START, "steps": 1200})
+    for number, loss, samples in ((1100, 0.9, 20), (0, 5.9, 400), (1100, 0.8, 400)):  # 0 came late
+        observer.observe({**said, "step": number, "loss": loss, "samples": samples})
+    observer.observe(step(1200))
+    observer.observe({"kind": "stop", "step": 1200, "reason": "done"})
+    observer.observe({"kind": "stop", "step": 1200, "reason": "SIGINT"})
+    assert text(console).splitlines()[1:] == [
+        "evaluation step 1,100: loss 0.9000 (20 of 400)",  # and nothing on what 20 are enough for
+        "evaluation step 0: loss 5.9000 (400 of 400)",
+        "evaluation step 1,100: loss 0.8000 on all 400 samples",
+        "step 1,200/1,200 · loss 2.0000 · held out 0.8000 (step 1,100) · 1,000 tokens/s · 1.5 GB "
+        "· rate 3.0e-04 · 0:00:00 left",
+        "stopped at step 1,200: done · best: step 1,100",
+        "stopped at step 1,200: SIGINT",
     ]
 
 

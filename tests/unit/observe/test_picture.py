@@ -5,7 +5,17 @@ from xml.etree import ElementTree
 import pytest
 
 from glm_accelerate.observe.events import Event
-from glm_accelerate.observe.picture import escaped, loss_curve, losses, opening, smoothed, sparkline, ticks
+from glm_accelerate.observe.picture import (
+    LEFT,
+    TOP,
+    escaped,
+    loss_curve,
+    losses,
+    opening,
+    smoothed,
+    sparkline,
+    ticks,
+)
 
 EVENTS: list[Event] = [
     *({"kind": "step", "step": step, "loss": 8 / step} for step in range(1, 1001)),
@@ -35,7 +45,7 @@ def test_the_picture_is_svg_with_both_curves_within_its_frame_and_words_on_the_a
         assert 2 <= len(pairs) <= 600
         assert all(0 <= x <= 720 and 0 <= y <= 400 for x, y in pairs)
     x, y = map(float, curves["held"].split()[0].split(","))
-    assert (x, y) == (64.0, 44.0)  # step 0 at the left, the highest loss at the top
+    assert (x, y) == (LEFT, TOP)  # step 0 at the left, the highest loss at the top
     assert "prefers-color-scheme: dark" in svg
 
 
