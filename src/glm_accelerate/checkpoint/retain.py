@@ -156,12 +156,7 @@ def abandon_after(run: Path, step: int) -> list[int]:
         number = step_of(path.name)
         if number is None or number <= step:
             continue
-        folder = run / "abandoned"
-        folder.mkdir(exist_ok=True)
-        aside, copies = folder / path.name, 0
-        while aside.exists():
-            copies += 1
-            aside = folder / f"{path.name}.{copies}"
+        aside = place_aside(run, path.name)
         try:
             path.rename(aside)
         except OSError as error:
@@ -171,6 +166,17 @@ def abandon_after(run: Path, step: int) -> list[int]:
             _delete(path)
         moved.append(number)
     return sorted(moved)
+
+
+def place_aside(run: Path, name: str) -> Path:
+    """Where what is given up goes: into abandoned/, beside what is there."""
+    folder = run / "abandoned"
+    folder.mkdir(exist_ok=True)
+    aside, copies = folder / name, 0
+    while aside.exists():
+        copies += 1
+        aside = folder / f"{name}.{copies}"
+    return aside
 
 
 def _spaced(entries: Sequence[Entry], seconds: float) -> set[int]:

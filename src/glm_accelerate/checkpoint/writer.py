@@ -4,7 +4,6 @@ It needs no torch. It has a session of its own, so that a signal to the job's gr
 with its parent: the system kills it then, and the end of its input does too.
 """
 
-import ctypes
 import json
 import mmap
 import os
@@ -19,9 +18,9 @@ from typing import Any
 from glm_accelerate.checkpoint.files import Part
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
 from glm_accelerate.checkpoint.write import Job, write
+from glm_accelerate.runtime.orphan import end_with_parent
 
 NICENESS = 5  # training goes first
-SET_PARENT_DEATH_SIGNAL = 1  # prctl
 
 
 def parse_job(said: dict[str, Any]) -> Job:
@@ -79,8 +78,7 @@ def main() -> None:
     """Prepare the process: what may end it is its parent's end, and nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     os.nice(NICENESS)
     serve(int(sys.argv[1]), int(sys.argv[2]))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
-import numpy as np
 import torch
 
 from glm_accelerate.checkpoint.lease import lease
@@ -18,9 +17,8 @@ from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.store import Store
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.answers import Watch
-from glm_accelerate.evaluate.choice import choose
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
-from glm_accelerate.evaluate.examine import SEED, GlmExaminer
+from glm_accelerate.evaluate.examine import GlmExaminer, choice_of
 from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
 from glm_accelerate.evaluate.report import named_best
 from glm_accelerate.evaluate.results import Request, Result
@@ -82,8 +80,7 @@ def of_model(
 ) -> Findings:
     """Of any model, on the samples that `inputs` calls train. `step`: of its run, if it has one."""
     store = inputs.train
-    sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
-    choice = choose(store.lengths, sources, SEED)
+    choice = choice_of(store)
     exam = Exam(
         held_out=store,
         order=choice.order,

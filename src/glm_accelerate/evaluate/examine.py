@@ -17,9 +17,10 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.collate import collate, empty_batch
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.pack import Arrangement, pack
+from glm_accelerate.data.store import Store
 from glm_accelerate.data.types import Sample
 from glm_accelerate.evaluate.answers import Answers, Watch, ask
-from glm_accelerate.evaluate.choice import choose
+from glm_accelerate.evaluate.choice import Choice, choose
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.intervals import loss_interval, paired
 from glm_accelerate.evaluate.looks import level_of, looks, verdict
@@ -38,12 +39,17 @@ CHECKED = 16  # samples on which reduced precision is compared with full
 Load = Callable[[Path], None]  # puts a snapshot's weights into the model
 
 
+def choice_of(store: Store) -> Choice:
+    """The order in which its samples are evaluated."""
+    sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
+    return choose(store.lengths, sources, SEED)
+
+
 def exam_of(config: RunConfig, plan: RunPlan, inputs: Inputs) -> Exam:
     """What the config asks of every step."""
     held_out, section = inputs.dev, config.evaluate
     assert held_out is not None
-    sources = np.repeat(np.arange(len(held_out.spans)), [span.stop - span.start for span in held_out.spans])
-    choice = choose(held_out.lengths, sources, SEED)
+    choice = choice_of(held_out)
     total, most = len(held_out), plan.evaluate_samples
     return Exam(
         held_out=held_out,

@@ -20,8 +20,8 @@ from threading import Thread
 from typing import Any, Self
 
 from glm_accelerate.evaluate.metrics import BUILT_IN, Scorer, metric_names
-from glm_accelerate.evaluate.orphan import end_with_parent
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.orphan import end_with_parent
 
 AHEAD = 16  # answers handed to a worker before it has scored them
 BACKLOG = 4096  # answers that wait here before `put` does

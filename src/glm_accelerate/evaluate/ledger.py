@@ -20,6 +20,7 @@ import numpy as np
 
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.checkpoint.publish import sync, write_text
+from glm_accelerate.checkpoint.retain import place_aside
 from glm_accelerate.data.strict_json import parse
 from glm_accelerate.evaluate.exam import Findings, Items
 from glm_accelerate.evaluate.results import (
@@ -332,12 +333,5 @@ def _remove(run: Path, stem: str, *endings: str) -> None:
 
 
 def _move_aside(path: Path, run: Path) -> str:
-    """Into abandoned/, beside what is there."""
-    folder = run / "abandoned"
-    folder.mkdir(exist_ok=True)
-    aside, copies = folder / path.name, 0
-    while aside.exists():
-        copies += 1
-        aside = folder / f"{path.name}.{copies}"
-    shutil.move(path, aside)
+    shutil.move(path, place_aside(run, path.name))
     return path.name

@@ -18,11 +18,11 @@ from types import FrameType
 import torch
 
 from glm_accelerate.evaluate.exam import Examiner
-from glm_accelerate.evaluate.orphan import end_with_parent
 from glm_accelerate.evaluate.worker import Following, all_count, follow
 from glm_accelerate.parallel.ranks import ALONE, Ranks, joined
 from glm_accelerate.runtime.device import keep_freed_memory
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.orphan import end_with_parent
 from glm_accelerate.runtime.stopped import STOPPED
 
 NICENESS = 10

@@ -17,6 +17,7 @@ from glm_accelerate.evaluate.results import Request, Result, Status, stem_of, wh
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.state import Judging
 
+GIVEN_UP = "the evaluator ended again and again"
 USUAL, LEAST = 10.0, 600.0  # an evaluation may take so many times the longest so far, and at least so long
 
 
@@ -160,7 +161,7 @@ class Asked:
         now = time.monotonic()
         for request in self._waiting.values():
             if self.given_up:
-                yield request, "failed", "the evaluator ended again and again"
+                yield request, "failed", GIVEN_UP
             elif not ledger.is_claimed(self.run, request):
                 self._since[request.stem] = now
             elif now - self._since[request.stem] > self.limit:

@@ -22,11 +22,10 @@ from glm_accelerate.evaluate.results import Request, Result
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.asked import Asked
+from glm_accelerate.train.asked import GIVEN_UP, Asked
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.state import Judging, Progress
 
-GIVEN_UP = "the evaluator ended again and again"
 LOOK, PAUSE = 0.5, 0.05  # seconds between two looks at the results, while training and while it waits
 QUIET = 5.0  # seconds of waiting before a word, and then four times as many again
 MOMENT = 30.0  # seconds that the end of a run waits for a snapshot that is being written

@@ -1,4 +1,4 @@
-"""A process that does not outlive whoever started it. Without torch: scorers of answers have none."""
+"""A process that does not outlive whoever started it. Without torch: writers and scorers have none."""
 
 import ctypes
 import signal
