@@ -178,7 +178,7 @@ def _needs_no_data(args: argparse.Namespace) -> None:
 
 
 def _of_run(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
-    from glm_accelerate.cli.counting import counting
+    from glm_accelerate.cli.progress import counting
     from glm_accelerate.evaluate.by_hand import of_run
 
     with counting() as count:
@@ -188,8 +188,7 @@ def _of_run(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findi
 def _of_data(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
     from glm_accelerate.checkpoint.load import open_model
     from glm_accelerate.cli.chosen import run_of
-    from glm_accelerate.cli.counting import counting
-    from glm_accelerate.cli.progress import watching
+    from glm_accelerate.cli.progress import counting, watching
     from glm_accelerate.config.schema import DataSection
     from glm_accelerate.data.inputs import open_inputs
     from glm_accelerate.evaluate.by_hand import as_run, of_model

@@ -1,15 +1,19 @@
-"""Progress of long preparations, on stderr: a bar on a terminal, else a line every few seconds."""
+"""Progress of long work, on stderr: a bar on a terminal, else a line every few seconds. Of bytes that are
+prepared (`watching`), or of what is counted (`counting`).
+"""
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -18,53 +22,69 @@ from rich.progress import (
 
 SECONDS_BETWEEN_LINES = 5.0
 
-Watch = Callable[[str, int, int], None]  # what, bytes done, bytes in all
+Watch = Callable[[str, int, int], None]  # what, how much is done, of how much
+Words = Callable[[str, int, int, float], str]  # the same, and how much a second
 
 
-@contextmanager
-def watching(given: Console | None = None) -> Generator[Watch, None, None]:
-    """Yields the function to tell. Nothing is shown for what is done at once."""
-    console = given or Console(stderr=True)
-    if not console.is_terminal:
-        yield Lines(console)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+def watching(given: Console | None = None) -> "AbstractContextManager[Watch]":
+    """Yields the function to tell of bytes. Nothing is shown for what is done at once."""
+    return _showing(given, "preparing ", in_bytes, DownloadColumn(), TransferSpeedColumn())
 
-        def watch(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(f"preparing {what}", total=total)
-            bars.update(tasks[what], completed=done, total=total)
 
-        yield watch
+def counting(given: Console | None = None) -> "AbstractContextManager[Watch]":
+    """Yields the function to tell of things. Nothing is shown for what is done at once."""
+    return _showing(given, "", in_numbers, MofNCompleteColumn())
+
+
+def in_bytes(what: str, done: int, total: int, rate: float) -> str:
+    return f"preparing {what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s"
+
+
+def in_numbers(what: str, done: int, total: int, rate: float) -> str:
+    return f"{what}: {done:,} of {total:,}, {rate:,.1f} a second"
 
 
 class Lines:
     """For logs: one line every few seconds."""
 
-    def __init__(self, console: Console, seconds: float = SECONDS_BETWEEN_LINES) -> None:
-        self._console, self._seconds = console, seconds
+    def __init__(
+        self,
+        console: Console,
+        words: Words = in_bytes,
+        seconds: float = SECONDS_BETWEEN_LINES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._words, self._seconds, self._clock = console, words, seconds, clock
         self._began: dict[str, float] = {}
-        self._said = time.monotonic()
+        self._said = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
+        now = self._clock()
         began = self._began.setdefault(what, now)
         if now - self._said < self._seconds or not done or now == began:
             return
         self._said = now
         rate = done / (now - began)
         left = timedelta(seconds=round((total - done) / rate))
-        self._console.print(
-            f"preparing {what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, "
-            f"{rate / 1e6:.1f} MB/s, {left} left",
-            highlight=False,
-            soft_wrap=True,
-        )
+        said = f"{self._words(what, done, total, rate)}, {left} left"
+        self._console.print(said, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _showing(
+    given: Console | None, verb: str, words: Words, *figures: ProgressColumn
+) -> Generator[Watch, None, None]:
+    console = given or Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console, words)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def watch(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(f"{verb}{what}", total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield watch

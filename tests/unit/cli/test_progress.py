@@ -2,13 +2,13 @@ import io
 
 from rich.console import Console
 
-from glm_accelerate.cli.counting import Lines, counting
+from glm_accelerate.cli.progress import Lines, counting, in_numbers
 
 
 def test_lines_say_rate_and_time_left_every_few_seconds() -> None:
     console = Console(file=io.StringIO(), width=100)
     now = [0.0]
-    count = Lines(console, clock=lambda: now[0])
+    count = Lines(console, in_numbers, clock=lambda: now[0])
     for done in range(0, 401, 10):
         count("held-out loss", done, 4000)
         now[0] += 0.5
