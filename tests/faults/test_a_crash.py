@@ -86,10 +86,9 @@ def test_a5_the_writer_is_killed_in_a_run(trainer, holds, writer, tmp_path: Path
     ):
         trainer.watched(tmp_path / "run", watch, patient=[14])
     kinds = [(event["kind"], event.get("step")) for event in told]
-    lost = told[kinds.index(("step", 4)) + 1]
-    assert lost["said"].startswith(
-        "the checkpoint of step 3 was NOT written: the process that wrote it ended"
-    )
+    at_once = told[kinds.index(("step", 4)) : kinds.index(("step", 5))]
+    lost = "the checkpoint of step 3 was NOT written: the process that wrote it ended"
+    assert any(event.get("said", "").startswith(lost) for event in at_once)
     saved = [step for kind, step in kinds if kind == "checkpoint"]
     assert saved
     assert set(saved) <= {6, 9, 12}
