@@ -4,6 +4,7 @@ Which is the best, evaluations say (RUN/best): of one that is a snapshot alone t
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,19 +33,20 @@ class Seen:
     kind: Kind = "checkpoint"
 
 
-def overview(run: Path) -> list[Seen]:
-    """Newest first."""
+def overview(run: Path, losses: Mapping[int, float] | None = None) -> list[Seen]:
+    """Newest first. `losses`: held out, by step, as evaluations beside training found them."""
     best, paths = best_of(run), published(run)
     if best is not None and place(run, "checkpoint", _step(best)) not in paths:
         paths = sorted([best, *paths], key=_step, reverse=True)
-    return [_look(path, best is not None and _step(path) == _step(best)) for path in paths]
+    found = losses or {}
+    return [_look(path, best is not None and _step(path) == _step(best), found) for path in paths]
 
 
 def _step(path: Path) -> int:
     return int(path.name.partition("-")[2])
 
 
-def _look(path: Path, best: bool) -> Seen:
+def _look(path: Path, best: bool, losses: Mapping[int, float]) -> Seen:
     step = _step(path)
     kind: Kind = "snapshot" if path.name.startswith("snapshot") else "checkpoint"
     try:
@@ -52,7 +54,7 @@ def _look(path: Path, best: bool) -> Seen:
         written = (path / MANIFEST).stat().st_mtime
     except (UserError, OSError) as error:
         return Seen(step, str(path), str(error), kind=kind)
-    loss = manifest.facts.get("loss")
+    loss = losses.get(step, manifest.facts.get("loss"))
     return Seen(
         step=step,
         path=str(path),

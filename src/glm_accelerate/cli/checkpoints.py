@@ -60,8 +60,11 @@ def show(run: Path, as_json: bool, console: "Console") -> int:
 
     from glm_accelerate.checkpoint.find import candidates
     from glm_accelerate.checkpoint.overview import overview
+    from glm_accelerate.evaluate.course import course_of
+    from glm_accelerate.evaluate.ledger import results
 
-    seen = overview(run)
+    measured = course_of(results(run))
+    seen = overview(run, {one.step: one.loss for one in measured if one.loss is not None})
     if as_json:
         console.file.write(json.dumps([asdict(one) for one in seen], indent=2, allow_nan=False) + "\n")
         return WHOLE
@@ -140,14 +143,19 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     from glm_accelerate.checkpoint.overview import overview
     from glm_accelerate.checkpoint.retain import choose_stale, delete, present
     from glm_accelerate.config.load import load_config
+    from glm_accelerate.evaluate.course import course_of, judged
+    from glm_accelerate.evaluate.ledger import listing
     from glm_accelerate.train.saver import keep_of
 
     config = run / "config.yaml"
     if not config.is_file():
         raise UserError("no config.yaml says what should stay", where=run, cure="name a run's directory")
     said = load_config(config).checkpoint
-    losses = {one.step: one.loss for one in overview(run) if one.loss is not None}
-    entries = present(run, run_id=_id_of(run), losses=losses)
+    evaluations = listing(run)
+    levels = judged(course_of(evaluations.results)) or overview(run)
+    losses = {one.step: one.loss for one in levels if one.loss is not None}
+    pending = [request.step for request in evaluations.waiting]
+    entries = present(run, run_id=_id_of(run), losses=losses, pending=pending)
     stale = choose_stale(entries, keep_of(said), time.time())
     steps = [entry.step for entry in stale]
     if not dry:

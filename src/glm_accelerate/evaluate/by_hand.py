@@ -17,10 +17,10 @@ from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.store import Store
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.answers import Watch
+from glm_accelerate.evaluate.course import named_best
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import GlmExaminer, choice_of
 from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
-from glm_accelerate.evaluate.report import named_best
 from glm_accelerate.evaluate.results import Request, Result
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.decoder import Decoder

@@ -48,8 +48,13 @@ def judge(result: Result, earlier: Mapping[int, Judged]) -> Judged:
 
 def best(prefix: Sequence[Judged], margin: float) -> int | None:
     """The step that no later one was found better than. As good as equal: the earlier."""
-    gains = [judged.step for judged, gained in _counted(prefix, margin) if gained]
-    return gains[-1] if gains else None
+    found = gains(prefix, margin)
+    return found[-1] if found else None
+
+
+def gains(prefix: Sequence[Judged], margin: float) -> list[int]:
+    """The steps that were better than all before them."""
+    return [judged.step for judged, gained in _counted(prefix, margin) if gained]
 
 
 def stopped_at(prefix: Sequence[Judged], patience: int, margin: float) -> int | None:

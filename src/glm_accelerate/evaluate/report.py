@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import cast
 
-from glm_accelerate.checkpoint.find import BEST
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.config.load import load_config
-from glm_accelerate.evaluate.decide import Judged, judge
-from glm_accelerate.evaluate.decide import best as best_step
+from glm_accelerate.evaluate.course import course_of, judged, main_plan, named_best
+from glm_accelerate.evaluate.decide import gains
 from glm_accelerate.evaluate.ledger import PREDICTIONS, Listing, listing, results
 from glm_accelerate.evaluate.picture import held_out_curve
 from glm_accelerate.evaluate.results import FOLDER, Interval, Result
@@ -37,14 +36,15 @@ def report(run: Path) -> Path:
         raise UserError(
             "nothing was evaluated in this run", where=run, cure="say data.dev=FILE when it trains"
         )
-    title, main = f"Evaluations of {run.resolve().name}", main_plan(found.results)
-    course = one_a_step([result for result in found.results if result.plan == main])
-    gains = _gains(run, course)
+    title, course = f"Evaluations of {run.resolve().name}", course_of(found.results)
+    config = run / "config.yaml"
+    margin = load_config(config).evaluate.margin if config.is_file() else 0.0
+    better = gains(judged(course), margin)
     best = named_best(run)
     word = SO_FAR if best is None else "best"
-    best = gains[-1] if best is None and any(gains) else best
+    best = better[-1] if best is None and any(better) else best
     page = run / FOLDER / "report.md"
-    picture = held_out_curve(losses(events, "step"), course, gains, best, title, word)
+    picture = held_out_curve(losses(events, "step"), course, better, best, title, word)
     write_text(page.with_suffix(".svg"), picture)
     write_text(
         page, "\n".join([f"# {_cell(title)}\n", *_page(run, found, events, course, best, word)]) + "\n"
@@ -60,43 +60,6 @@ def best_said(run: Path) -> str:
         return ""
     samples = f"{about[0].samples:,} of {about[0].total:,}"
     return f" · best: step {best:,}, loss {enclosed(about[0].loss, about[0].ci95)} ({samples})"
-
-
-def main_plan(results: Sequence[Result]) -> str:
-    """What most steps were asked in the latest attempt; finalists, who are asked more, are few."""
-    asked = {result.plan: [one for one in results if one.plan == result.plan] for result in results}
-
-    def weight(plan: str) -> tuple[int, int, int]:
-        about = asked[plan]
-        return max(one.attempt for one in about), len(about), -sum(one.samples for one in about)
-
-    return max(asked, key=weight, default="")
-
-
-def one_a_step(results: Sequence[Result]) -> list[Result]:
-    """By step: of several attempts at one what the last of them found, if it found anything."""
-    chosen: dict[int, Result] = {}
-    for result in sorted(results, key=lambda one: (one.status == "done", one.attempt)):
-        chosen[result.step] = result
-    return [chosen[step] for step in sorted(chosen)]
-
-
-def named_best(run: Path) -> int | None:
-    """The step that the trainer named, whether or not its weights are still there."""
-    file = run / BEST
-    said = re.search(r"-(\d+)$", file.read_text(encoding="utf-8").strip()) if file.is_file() else None
-    return None if said is None else int(said[1])
-
-
-def _gains(run: Path, course: Sequence[Result]) -> list[int]:
-    """The steps that were better than all before them, as the trainer judges."""
-    config, judged, gains = run / "config.yaml", dict[int, Judged](), list[int]()
-    margin = load_config(config).evaluate.margin if config.is_file() else 0.0
-    for result in course:
-        judged[result.step] = judge(result, judged)
-        if best_step(list(judged.values()), margin) == result.step:
-            gains.append(result.step)
-    return gains
 
 
 def _about(results: Sequence[Result], step: int | None) -> list[Result]:

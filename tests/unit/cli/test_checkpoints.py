@@ -1,5 +1,6 @@
 """`checkpoints RUN prune` deletes what the trainer would, and nothing that the config keeps."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.evaluate.exam import Findings
+from glm_accelerate.evaluate.ledger import ask, publish
+from glm_accelerate.evaluate.results import Request, Result
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,21 @@ def test_prune_keeps_all_that_the_config_says(
         save(tmp_path, step, 1, weights=tensors, optimizer={}, state={}, fingerprints={}, facts={})
     assert main(["checkpoints", str(tmp_path), "prune"]) == 0
     assert [path.name for path in published(tmp_path)] == [f"checkpoint-{step}" for step in left]
+
+
+def test_what_evaluations_beside_training_found_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their results come after the checkpoint is written. One that still waits keeps its checkpoint."""
+    said = {"model": {"path": "m"}, "data": {"train": "t"}, "checkpoint": {"keep_last": 1, "keep_best": 1}}
+    (tmp_path / "config.yaml").write_text(to_yaml(RunConfig.model_validate(said)))
+    for step in range(1, 6):
+        save(tmp_path, step, 1, weights={}, optimizer={}, state={}, fingerprints={}, facts={"loss": None})
+    for step, loss in ((1, 2.5), (3, 2.0), (4, 2.25), (5, 2.125)):
+        publish(tmp_path, Findings(Result(step, "0123abcd", 1, "done", loss=loss)))
+    ask(tmp_path, Request(2, "0123abcd", 1, "snapshots/snapshot-2"))
+    assert main(["checkpoints", str(tmp_path), "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert {one["step"]: one["loss"] for one in seen} == {5: 2.125, 4: 2.25, 3: 2.0, 2: None, 1: 2.5}
+    assert main(["checkpoints", str(tmp_path), "prune"]) == 0
+    assert [path.name for path in published(tmp_path)] == [f"checkpoint-{step}" for step in (5, 3, 2)]

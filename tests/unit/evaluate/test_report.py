@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from glm_accelerate.evaluate.course import main_plan, one_a_step
 from glm_accelerate.evaluate.exam import Findings, Prediction
 from glm_accelerate.evaluate.ledger import ask, publish
-from glm_accelerate.evaluate.report import best_said, main_plan, one_a_step, report
+from glm_accelerate.evaluate.report import best_said, report
 from glm_accelerate.evaluate.results import Comparison, Request, Result
 from glm_accelerate.observe.events import strict_json
 from glm_accelerate.runtime.errors import UserError

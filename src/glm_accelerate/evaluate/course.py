@@ -1,0 +1,49 @@
+"""What a run's evaluations come to, step by step: of several plans and attempts the ones that count."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from glm_accelerate.checkpoint.find import BEST
+from glm_accelerate.evaluate.decide import Judged, judge
+from glm_accelerate.evaluate.results import Result
+
+
+def course_of(results: Sequence[Result]) -> list[Result]:
+    """By step: what was found of it, by the questions that most steps were asked."""
+    main = main_plan(results)
+    return one_a_step([result for result in results if result.plan == main])
+
+
+def judged(course: Sequence[Result]) -> list[Judged]:
+    """As decisions see them: with losses on one scale, whatever number of samples each was measured on."""
+    found: dict[int, Judged] = {}
+    for result in course:
+        found[result.step] = judge(result, found)
+    return list(found.values())
+
+
+def main_plan(results: Sequence[Result]) -> str:
+    """What most steps were asked in the latest attempt; finalists, who are asked more, are few."""
+    asked = {result.plan: [one for one in results if one.plan == result.plan] for result in results}
+
+    def weight(plan: str) -> tuple[int, int, int]:
+        about = asked[plan]
+        return max(one.attempt for one in about), len(about), -sum(one.samples for one in about)
+
+    return max(asked, key=weight, default="")
+
+
+def one_a_step(results: Sequence[Result]) -> list[Result]:
+    """By step: of several attempts at one what the last of them found, if it found anything."""
+    chosen: dict[int, Result] = {}
+    for result in sorted(results, key=lambda one: (one.status == "done", one.attempt)):
+        chosen[result.step] = result
+    return [chosen[step] for step in sorted(chosen)]
+
+
+def named_best(run: Path) -> int | None:
+    """The step that the trainer named, whether or not its weights are still there."""
+    file = run / BEST
+    said = re.search(r"-(\d+)$", file.read_text(encoding="utf-8").strip()) if file.is_file() else None
+    return None if said is None else int(said[1])
