@@ -19,7 +19,7 @@ from benchmarks.evaluation.job import Answer, Job, Result, holds, read_job, writ
 from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.config.schema import DataSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
-from glm_accelerate.evaluate import examine
+from glm_accelerate.evaluate import answers as asking
 from glm_accelerate.evaluate.by_hand import Wanted, of_model
 from glm_accelerate.evaluate.score import split
 
@@ -53,7 +53,7 @@ def main(job_file: Path, result_file: Path) -> None:
     opened = open_model(Path(job.model), device=job.device, dtype=getattr(torch, job.dtype), merged=True)
     inputs = inputs_of(job, opened.template)
     wanted = Wanted(metrics=("bleu", "rouge"), samples="all", max_new_tokens=job.max_new_tokens)
-    clock = examine.generate = Clock(examine.generate)
+    clock = asking.generate = Clock(asking.generate)
     began = time.perf_counter()
     findings = of_model(opened.model, inputs, wanted, MAX_TOKENS, lambda what, done, total: None)
     ended = time.perf_counter()

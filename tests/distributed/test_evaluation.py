@@ -79,3 +79,33 @@ def test_all_ranks_stop_where_it_was_decided(tiny_run: Said, tmp_path: Path) -> 
     assert max(event["step"] for event in events if event["kind"] == "step") == 5
     assert events[-1]["kind"] == "stop"
     assert events[-1]["reason"] == "done"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_each_have_the_whole_share_the_answers(ranks: int, said: Said, tmp_path: Path) -> None:
+    """Seen by a metric, which is scored in children of the rank that answered."""
+    metric = tmp_path / "own.py"
+    metric.write_text(
+        "import os\nfrom pathlib import Path\n\n"
+        "def seen(reference, answer):\n"
+        "    with (Path(__file__).parent / f'by-{os.getppid()}').open('a') as file:\n"
+        "        file.write('x')\n"
+        "    return float(len(answer))\n"
+    )
+    metrics = ["loss", "exact_match", f"{metric}:seen"]
+    sections = {
+        "adapt": {"method": "lora", "dropout": 0.0},
+        "parallel": {"shard": "off"},
+        "evaluate": {"every": 4, "where": "inline", "metrics": metrics, "max_new_tokens": 8},
+    }
+    go(said, tmp_path / "one", 1, **sections)
+    (alone,) = tmp_path.glob("by-*")
+    asked = len(alone.read_text())
+    alone.unlink()
+    events = go(said, tmp_path / "many", ranks, **sections)
+    shares = [len(file.read_text()) for file in tmp_path.glob("by-*")]
+    assert len(shares) == ranks
+    assert sum(shares) == asked
+    assert all("reason" not in event for event in events if event["kind"] == "eval")
+    (one,), (many,) = ((tmp_path / run / "evals").glob("0-*.predictions.jsonl") for run in ("one", "many"))
+    assert many.read_text() == one.read_text()

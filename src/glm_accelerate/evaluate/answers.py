@@ -1,6 +1,7 @@
 """What a model says to the prompts of held-out samples, and how good that is.
 
 samples -split-> prompts -generate-> answers -Grader (processes of its own)-> scores -> means with intervals
+Ranks that hold the whole model each answer a share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,11 @@ from glm_accelerate.evaluate.results import Interval
 from glm_accelerate.evaluate.score import split
 from glm_accelerate.generate.answer import generate
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.runtime.errors import UserError
 
 Watch = Callable[[str, int, int], None]  # what, how many are done, of how many
+Share = tuple[Sequence[tuple[int, str, Mapping[str, float]]], Sequence[str]]  # of a rank; and what failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,11 @@ class Answers:
     troubles: tuple[str, ...] = ()
 
 
-def ask(model: Decoder, exam: Exam, count: int, watch: Watch) -> Answers:
-    """To the first `count` samples of the exam. What has no question or no answer is left out."""
+def ask(model: Decoder, exam: Exam, count: int, watch: Watch, ranks: Ranks = ALONE) -> Answers:
+    """To the first `count` samples of the exam. What has no question or no answer is left out.
+
+    Each of `ranks` answers its share, and all hear everything.
+    """
 
     def text(ids: Sequence[int]) -> str:
         """Special tokens are shown, so that one too many makes an answer wrong."""
@@ -41,24 +47,56 @@ def ask(model: Decoder, exam: Exam, count: int, watch: Watch) -> Answers:
     asked = [(place, case) for place, case in enumerate(cases) if case is not None]
     if not asked:
         raise UserError("no held-out sample has a question and an answer", cure="evaluate.metrics: [loss]")
+    prompts = [prompt for _, (prompt, _) in asked]
     references = [text(reference) for _, (_, reference) in asked]
-    answers: dict[int, str] = {}
-    with Grader(exam.metrics) as grader:
 
-        def take(index: int, tokens: list[int]) -> None:
-            answers[index] = text(tokens)
-            grader.put(index, references[index].strip(), answers[index].strip())
-            watch("answers", len(answers), len(asked))
+    def answer(mine: range) -> Share:
+        answers: dict[int, str] = {}
+        with Grader(exam.metrics) as grader:
 
-        prompts = [prompt for _, (prompt, _) in asked]
-        generate(model, prompts, stops=exam.stops, max_new_tokens=exam.max_new_tokens, on_answer=take)
-        scores, troubles = grader.scores(), tuple(grader.troubles())
+            def take(index: int, tokens: list[int]) -> None:
+                number = mine[index]
+                answers[number] = text(tokens)
+                grader.put(number, references[number].strip(), answers[number].strip())
+                watch("answers", len(answers), len(mine))
+
+            read = [prompts[number] for number in mine]
+            generate(model, read, stops=exam.stops, max_new_tokens=exam.max_new_tokens, on_answer=take)
+            scores, troubles = grader.scores(), grader.troubles()
+        return [(number, answers[number], scores[number]) for number in mine], troubles
+
+    shares = _together(answer, range(ranks.rank, len(asked), ranks.count), ranks)
+    scored = sorted(each for share, _ in shares for each in share)
+    troubles = tuple(dict.fromkeys(trouble for _, said in shares for trouble in said))
+    named = set[str].intersection(*(set(scores) for _, _, scores in scored))  # what failed nowhere
     predictions = tuple(
-        Prediction(text(prompt), references[index], answers[index], scores[index])
-        for index, (_, (prompt, _)) in enumerate(asked)
+        Prediction(
+            text(prompts[number]),
+            references[number],
+            said,
+            {name: score for name, score in scores.items() if name in named},
+        )
+        for number, said, scores in scored
     )
     metrics, intervals = _summary(exam, count, [place for place, _ in asked], predictions)
     return Answers(predictions, metrics, intervals, troubles)
+
+
+def _together(answer: Callable[[range], Share], mine: range, ranks: Ranks) -> list[Share]:
+    """Every rank's share. Where one fails, all hear of it in step, and fail."""
+    failure: Exception | None = None
+    share: Share = [], []
+    try:
+        share = answer(mine) if mine else share
+    except (UserError, MemoryError, RuntimeError) as error:
+        failure = error
+    said = ranks.gather([None if failure is None else str(failure), share])
+    if failure is not None:
+        raise failure
+    for rank, (why, _) in enumerate(said):
+        if why is not None:
+            raise UserError(f"rank {rank} could not answer its share: {why}")
+    return [share for _, share in said]
 
 
 def _summary(

@@ -100,7 +100,8 @@ class GlmExaminer:
         answers = Answers()
         try:
             if needs_answers(exam.metrics):
-                answers = ask(self.model, exam, count, self.watch)
+                sharing = ALONE if self.divided else self.ranks  # divided, it takes all ranks for each token
+                answers = ask(self.model, exam, count, self.watch, sharing)
         except (UserError, MemoryError, RuntimeError) as error:
             if mean is None:
                 raise

@@ -62,16 +62,25 @@ class Ranks:
                 raise
             self.store.set(key, json.dumps(said))
             return said["made"]
-        while True:
-            try:
-                self.store.wait([key], PATIENCE)
-                break
-            except DistStoreError:
-                continue
+        self._await([key], self.store)
         said = json.loads(self.store.get(key))
         if "made" not in said:
             raise ToldByFirst(said["what"], where=said["where"], cure=said["cure"])
         return said["made"]
+
+    def gather(self, said: Any) -> list[Any]:
+        """What every rank says (plain data), by rank, on all of them; whoever is first waits for the rest."""
+        if self.store is None:
+            return [said]
+        number = next(self._decisions)
+        keys = [f"gathered-{number}-{rank}" for rank in range(self.count)]
+        self.store.set(keys[self.rank], json.dumps(said))
+        self._await(keys, self.store)
+        everything = [json.loads(self.store.get(key)) for key in keys]
+        if self.store.add(f"gathered-{number}", 1) == self.count:  # all have read it
+            for key in (*keys, f"gathered-{number}"):
+                self.store.delete_key(key)
+        return everything
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, the same to the last bit on each."""
@@ -80,6 +89,15 @@ class Ranks:
         summed = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(summed)
         return summed.tolist()
+
+    @staticmethod
+    def _await(keys: list[str], store: Store) -> None:
+        while True:
+            try:
+                store.wait(keys, PATIENCE)
+                return
+            except DistStoreError:
+                continue
 
 
 ALONE = Ranks()
