@@ -89,7 +89,8 @@ def commit() -> str:
         return done.stdout.strip()
 
     name = git("rev-parse", "HEAD") or "none"
-    return name + (" with uncommitted changes" if git("status", "--porcelain") else "")
+    changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")  # what was measured before
+    return name + (" with uncommitted changes" if changed else "")
 
 
 def number(value: float) -> str:
