@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -93,6 +95,27 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return make
+
+
+@pytest.fixture
+def mount() -> Generator[Callable[..., Path]]:
+    """mount(place, *words): a mount that is gone after the test; skips where mounting is not allowed."""
+    done: list[Path] = []
+
+    def do(place: Path, *words: str) -> Path:
+        place.mkdir(parents=True, exist_ok=True)
+        said = subprocess.run(["mount", *words, str(place)], capture_output=True, text=True, check=False)
+        if said.returncode:
+            pytest.skip(f"nothing can be mounted here: {said.stderr.strip()}")
+        if not any("remount" in word for word in words):
+            done.append(place)
+        return place
+
+    if shutil.which("mount") is None or os.geteuid():
+        pytest.skip("only root mounts")
+    yield do
+    for place in reversed(done):
+        subprocess.run(["umount", str(place)], check=True)
 
 
 ANSWERS = {

@@ -12,17 +12,18 @@ import yaml
 
 from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.evaluate.ledger import waiting
 from glm_accelerate.observe.events import Event, read_events
 
 Said = dict[str, Any]
 
 
-def go(said: Said, run: Path, ranks: int, **sections: Said) -> list[Event]:
+def go(said: Said, run: Path, ranks: int, *more: str, **sections: Said) -> list[Event]:
     merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in said.keys() | sections.keys()}
     file = run.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(merged))
     words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(file), "--run", str(run)]
-    done = subprocess.run([*words, "--nproc", str(ranks)], capture_output=True, text=True, timeout=55)
+    done = subprocess.run([*words, "--nproc", str(ranks), *more], capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stdout + done.stderr
     return list(read_events(run / "events.jsonl"))
 
@@ -79,6 +80,25 @@ def test_all_ranks_stop_where_it_was_decided(tiny_run: Said, tmp_path: Path) -> 
     assert max(event["step"] for event in events if event["kind"] == "step") == 5
     assert events[-1]["kind"] == "stop"
     assert events[-1]["reason"] == "done"
+
+
+def test_ranks_give_up_a_branch_together(tiny_run: Said, tmp_path: Path) -> None:
+    """They go on from step 1, and ask at 2 before they save."""
+    run = tmp_path / "run"
+    said = {
+        **tiny_run,
+        "train": {"steps": 4, "step_samples": 4},
+        "evaluate": {"every": 2, "where": "external", "metrics": ["loss"], "keep": "all", "patience": 0},
+        "checkpoint": {"every": 1, "keep_last": 9, "wait": True},
+    }
+    go(said, run, 2)
+    before = weights(run)
+    go(said, run, 2, "--resume", "1")
+    assert [(request.step, request.attempt) for request in waiting(run)] == [(0, 1), (2, 2), (4, 2)]
+    assert len(list(run.glob("abandoned/checkpoint-*"))) == 3
+    assert len(list(run.glob("abandoned/snapshot-*"))) == 2
+    after = weights(run)
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -226,27 +226,6 @@ def stopped_writer() -> Callable[["subprocess.Popen[str]", Path], int]:
 
 
 @pytest.fixture
-def mount() -> Generator[Callable[..., Path]]:
-    """mount(place, *words): a mount that is gone after the test; skips where mounting is not allowed."""
-    done: list[Path] = []
-
-    def do(place: Path, *words: str) -> Path:
-        place.mkdir(parents=True, exist_ok=True)
-        said = subprocess.run(["mount", *words, str(place)], capture_output=True, text=True, check=False)
-        if said.returncode:
-            pytest.skip(f"nothing can be mounted here: {said.stderr.strip()}")
-        if not any("remount" in word for word in words):
-            done.append(place)
-        return place
-
-    if shutil.which("mount") is None or os.geteuid():
-        pytest.skip("only root mounts")
-    yield do
-    for place in reversed(done):
-        subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.fixture
 def shell() -> Callable[..., Said]:
     """shell(*words): any verb, in this process."""
     return command

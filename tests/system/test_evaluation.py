@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate import ledger
+from glm_accelerate.evaluate.exam import Findings
+from glm_accelerate.evaluate.results import Result
 from glm_accelerate.observe.events import Event, read_events
-from glm_accelerate.train.run import Result, train
+from glm_accelerate.train.run import FRESH, train
+from glm_accelerate.train.run import Result as Ended
+from glm_accelerate.train.settle import Start
 
 Said = dict[str, Any]
 
@@ -29,10 +34,17 @@ EVERY = {"every": 4, "samples": "all", "metrics": ["loss"], "patience": 50.0}
 
 
 def go(
-    said: Said, run: Path, *, stop_after: int | None = None, observers: Any = (), **sections: Said
-) -> Result:
+    said: Said,
+    run: Path,
+    *,
+    stop_after: int | None = None,
+    observers: Any = (),
+    start: Start = FRESH,
+    **sections: Said,
+) -> Ended:
     merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in said.keys() | sections.keys()}
-    return train(RunConfig.model_validate(merged), run, stop_after=stop_after, observers=observers)
+    config = RunConfig.model_validate(merged)
+    return train(config, run, start=start, stop_after=stop_after, observers=observers)
 
 
 def moved(run: Path, step: int = 14) -> dict[str, torch.Tensor]:
@@ -79,6 +91,20 @@ class Slowly:
         pass
 
 
+class At:
+    """Does something when a step is done, before anything follows from it."""
+
+    def __init__(self, step: int, do: Callable[[], object]) -> None:
+        self.step, self.do = step, do
+
+    def observe(self, event: Event) -> None:
+        if event["kind"] == "step" and event["step"] == self.step:
+            self.do()
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_beside_and_inline_find_the_same_and_train_the_same(
     method: str, tiny_run: Said, tmp_path: Path
@@ -108,6 +134,34 @@ def test_the_best_weights_are_kept_and_opened(tiny_run: Said, tmp_path: Path) ->
     kept = sorted(int(path.name.partition("-")[2]) for path in (run / "snapshots").iterdir())
     assert len(kept) == 3  # finalists
     assert winner in kept
+
+
+def test_the_best_checkpoint_stays_though_later_figures_are_lower(tiny_run: Said, tmp_path: Path) -> None:
+    """Inline there are no snapshots: later steps are as good as equal, and take neither its place nor it."""
+    run, named = tmp_path / "run", dict[int, Path | None]()
+
+    def look(step: int) -> Callable[[], None]:
+        return lambda: named.update({step: best_of(run)})
+
+    go(
+        tiny_run,
+        run,
+        evaluate={**EVERY, "every": 1, "where": "inline", "margin": 0.15},
+        optim={"learning_rate": 0.05, "schedule": "linear", "warmup": 0.0},
+        checkpoint={"every": 1, "wait": True, "keep_last": 1, "keep_best": 1},
+        observers=[At(step, look(step)) for step in range(1, 15)],
+    )
+    (best,) = (
+        event["step"]
+        for event in told(run, "eval")
+        if (event.get("against") or {}).get("verdict") == "better"
+    )
+    found = losses(run)
+    assert found[14] < found[best]
+    assert best_of(run) == run / "checkpoints" / f"checkpoint-{best}"
+    assert {named[step] for step in range(best + 2, 15)} == {best_of(run)}
+    kept = {path.name for path in (run / "checkpoints").glob("checkpoint-*")}
+    assert kept == {f"checkpoint-{best}", "checkpoint-14"}
 
 
 def disturb(run: Path, number: int, over: threading.Event) -> list[int]:
@@ -291,6 +345,150 @@ def test_a_branch_that_is_given_up_leaves_no_results(tiny_run: Said, tmp_path: P
     }  # fmt: skip
     assert (run / "abandoned").is_dir()
     assert losses(run)[8] == before[8]  # the same steps again
+
+
+def everything(run: Path) -> dict[str, list[str]]:
+    """All that evaluations and checkpoints have left, and what the best is called."""
+    names = {folder: sorted(os.listdir(run / folder)) for folder in ("evals", "checkpoints", "snapshots")}
+    return {**names, "best": [(run / "best").read_text()], "aside": sorted(map(str, run.glob("abandoned/*")))}
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_named_start_that_comes_to_nothing_has_changed_nothing(tiny_run: Said, tmp_path: Path) -> None:
+    """Ctrl-C before it has saved or asked anything: the run goes on with all that it had found."""
+    run, evaluate = tmp_path / "run", {**EVERY, "where": "beside", "keep": "all", "margin": 0.0}
+    saving = {"every": 3, "keep_last": 20, "wait": True}
+    go(tiny_run, run, evaluate=evaluate, checkpoint=saving)
+    before, course = everything(run), ledger.results(run)
+    assert best_of(run) is not None
+    there, soon = Start(resume="3"), [At(4, interrupt)]
+    with pytest.raises(KeyboardInterrupt):
+        go(tiny_run, run, evaluate=evaluate, checkpoint=saving, start=there, observers=soon)
+    assert everything(run) == before
+    assert go(tiny_run, run, evaluate=evaluate, checkpoint=saving).step == 14
+    assert everything(run) == before
+    assert ledger.results(run) == course
+
+
+@pytest.mark.parametrize(
+    ("every", "until", "checkpoints", "found"),
+    [
+        (4, 5, [3], [(0, 1), (4, 2)]),  # it asked at 4, before it saved
+        (12, 7, [3, 6], [(0, 1)]),  # it saved at 6, before it asked
+    ],
+)
+def test_of_a_branch_that_is_given_up_nothing_stays(
+    every: int,
+    until: int,
+    checkpoints: list[int],
+    found: list[tuple[int, int]],
+    tiny_run: Said,
+    tmp_path: Path,
+) -> None:
+    """Checkpoints without their evaluations, or evaluations without their checkpoints, are never left."""
+    run, evaluate = tmp_path / "run", {**EVERY, "where": "inline", "every": every}
+    saving = {"every": 3, "keep_last": 20, "keep_best": 0, "wait": True}
+    go(tiny_run, run, evaluate=evaluate, checkpoint=saving)
+    before = losses(run)
+    there, later = Start(resume="3"), [At(until, interrupt)]
+    with pytest.raises(KeyboardInterrupt):
+        go(tiny_run, run, evaluate=evaluate, checkpoint=saving, start=there, observers=later)
+    assert [
+        step for step in range(15) if (run / "checkpoints" / f"checkpoint-{step}").is_dir()
+    ] == checkpoints
+    assert [(result.step, result.attempt) for result in ledger.results(run)] == found
+    go(tiny_run, run, evaluate=evaluate, checkpoint=saving)
+    assert losses(run) == before
+    assert {result.step: result.loss for result in ledger.results(run)} == before
+
+
+def test_what_was_asked_otherwise_decides_nothing(tiny_run: Said, tmp_path: Path) -> None:
+    """Harder held-out data from step 6 on: losses higher than all before are no step back."""
+    lines = (tmp_path / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for name, first in (("easy", 6), ("hard", 0)):  # answers of seven words, and of one
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[first::7]), encoding="utf-8")
+    easy, hard = ({"dev": str(tmp_path / f"{name}.jsonl")} for name in ("easy", "hard"))
+    run, evaluate = tmp_path / "run", {**EVERY, "every": 2, "where": "inline", "stop_after": 2, "margin": 0.0}
+    go(tiny_run, run, evaluate=evaluate, data=easy, stop_after=6)
+    accept = Start(accept=frozenset({"config"}))
+    assert go(tiny_run, run, evaluate=evaluate, data=hard, start=accept).step == 14
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for result in ledger.results(run):
+        assert result.loss is not None
+        found[result.attempt].append(result.loss)
+    assert min(found[2]) > min(found[1])
+    assert [len(losses) for losses in found.values()] == [4, 5]  # step 6 is asked anew
+    said = "evaluations ask otherwise than before (data.dev, evaluate, a file of a metric, or the tokenizer"
+    warning = f"{said} is another): step 6 is the first that counts"
+    assert [event["said"] for event in told(run, "warning")].count(warning) == 1
+    go(tiny_run, run, evaluate=evaluate, data=hard)  # done, and it asks the same
+    assert [event["said"] for event in told(run, "warning")].count(warning) == 1
+
+
+def test_a_rate_that_was_lowered_stays_so_when_something_else_is_asked(
+    tiny_run: Said, tmp_path: Path
+) -> None:
+    evaluate = {**EVERY, "every": 2, "lower_rate_after": 2, "margin": 10.0, "lag": 2, "where": "inline"}
+    constant, run = {"schedule": "constant", "warmup": 0.0}, tmp_path / "run"
+    go(tiny_run, run, evaluate=evaluate, optim=constant, stop_after=7)
+    evaluate = {**evaluate, "metrics": ["loss", "exact_match"]}
+    for stop_after in (9, None):
+        accept = Start(accept=frozenset({"config"}))
+        go(tiny_run, run, evaluate=evaluate, optim=constant, start=accept, stop_after=stop_after)
+    first = rates(run)[1]
+    # No gain at 2 and 4: lowered at 7. Step 7 is the first again; none at 8 and 10: at 13.
+    expected = {step: first * 0.5 ** ((step > 6) + (step > 12)) for step in range(1, 15)}
+    assert rates(run) == pytest.approx(expected)
+
+
+RATE = "the learning rate is"
+
+
+def lowerings(run: Path) -> list[tuple[int, str]]:
+    found = [event for event in told(run, "decision") if event["said"].startswith(RATE)]
+    return [(event["step"], event["said"]) for event in found]
+
+
+def answer_all(run: Path, until: int) -> None:
+    """As an evaluator does, for whom all steps are alike."""
+    for request in ledger.waiting(run):
+        if request.step <= until:
+            result = Result(request.step, request.plan, request.attempt, "done", loss=1.0, samples=4, total=4)
+            ledger.publish(run, Findings(result))
+
+
+def test_a_decision_that_a_signal_put_off_is_told_once(tiny_run: Said, tmp_path: Path) -> None:
+    """Step 4 waits for the evaluation of step 2 when SIGTERM comes. It is there when the run goes on."""
+    run, over = tmp_path / "run", threading.Event()
+    said = {
+        "evaluate": {**EVERY, "every": 2, "where": "external", "lower_rate_after": 1, "lag": 2},
+        "optim": {"schedule": "constant", "warmup": 0.0},
+    }
+
+    def answer() -> None:
+        while not over.wait(0.05):
+            answer_all(run, 0)
+
+    evaluator = threading.Thread(target=answer)
+    evaluator.start()
+    try:
+        stopped = go(tiny_run, run, observers=[At(4, lambda: signal.raise_signal(signal.SIGTERM))], **said)
+    finally:
+        over.set()
+        evaluator.join()
+    assert (stopped.step, stopped.reason) == (4, "SIGTERM")
+    assert lowerings(run) == []
+    for step in (5, 6):
+        answer_all(run, 4)
+        go(tiny_run, run, stop_after=step, **said)
+    assert lowerings(run) == [
+        (4, f"{RATE} 0.5 of the schedule's from step 5 on: no gain in 1 evaluations up to step 2"),
+        (6, f"{RATE} 0.25 of the schedule's from step 7 on: no gain in 1 evaluations up to step 4"),
+    ]
+    assert rates(run)[5] == rates(run)[4] / 2
 
 
 def test_the_plan_says_where_and_why(tiny_run: Said, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.beside import Beside
 from glm_accelerate.evaluate.results import Request, Result, plan_hash
+from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.run import train
 
@@ -302,6 +303,130 @@ def test_hanging(run: Path, start: Callable[..., Beside]) -> None:
     second = ask(run, 6)
     until(answered(run, second), beside)
     assert [(one.step, one.status) for one in ledger.results(run)] == [(3, "timeout"), (6, "done")]
+
+
+def hangs(beside: Beside, limit: float) -> list[str]:
+    """What is heard when something waits so long for one that takes nothing."""
+    ends, heard = time.monotonic() + 20, list[str]()
+    while not heard and time.monotonic() < ends:
+        heard = beside.urge(limit)
+        time.sleep(0.05)
+    return heard
+
+
+def test_hanging_between_two_evaluations(run: Path, start: Callable[..., Beside]) -> None:
+    """G2: it lives, and takes nothing of what waits. It is ended, and no evaluation is blamed."""
+    publish_snapshot(run, 6)
+    first, beside = ask(run, 3), start()
+    until(answered(run, first), beside)
+    until(lambda: not ledger.is_claimed(run, first), beside)
+    hung = pid_of(run, beside)
+    os.kill(hung, signal.SIGSTOP)
+    time.sleep(1)
+    assert beside.urge(None) == []
+    second = ask(run, 6)
+    assert beside.urge(0.5) == []  # which has not waited so long
+    (said,) = hangs(beside, 0.5)
+    assert said.startswith("the evaluator ended (it has claimed nothing for 0.5 s): ")
+    assert not _lives(hung)
+    assert until(answered(run, second), beside) == ["the evaluator is started again"]
+    assert {one.step: one.by["process"] == str(hung) for one in ledger.results(run)} == {3: True, 6: False}
+
+
+def test_hanging_before_the_first_evaluation(
+    run: Path, start: Callable[..., Beside], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: reading a model may take longer than an evaluation, but not for ever."""
+    request, beside = ask(run, 3), start()
+    os.kill(pid_of(run, beside), signal.SIGSTOP)
+    time.sleep(0.5)
+    assert beside.urge(0.1) == []
+    monkeypatch.setattr("glm_accelerate.evaluate.beside.STARTING", 0.2)
+    assert "claimed nothing for 0.2 s" in hangs(beside, 0.1)[0]
+    until(answered(run, request), beside)
+    assert result_of(run, request).status == "done"
+
+
+class Stopping:
+    """Stops the run's evaluator when it has answered once, before it is asked again."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.stopped = run, 0
+
+    def observe(self, event: Mapping[str, object]) -> None:
+        if event["kind"] != "step" or self.stopped:
+            return
+        ends = time.monotonic() + 1.0
+        while not self._asked() and time.monotonic() < ends:
+            time.sleep(0.05)
+        while self._asked() and not self.stopped:
+            found = ledger.results(self.run)
+            if found and not list((self.run / "evals").glob("*.claim")):
+                self.stopped = int(found[0].by["process"])
+                os.kill(self.stopped, signal.SIGSTOP)
+            time.sleep(0.05)
+
+    def _asked(self) -> bool:
+        return bool(ledger.waiting(self.run) or ledger.results(self.run))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_trainer_starts_one_that_hangs_anew(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+    """G2: where results decide, too; else each of them would be waited for in vain."""
+    evaluate = {
+        "metrics": ["loss"], "every": 6, "samples": "all", "where": "beside",
+        "stop_after": 9, "lag": 4, "timeout": 4.0, "patience": 20.0,
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**tiny_run, "evaluate": evaluate}))
+    stopping = Stopping(tmp_path / "run")
+    result = train(load_config(tmp_path / "config.yaml"), tmp_path / "run", observers=[stopping])
+    assert (result.step, result.done) == (14, True)
+    assert stopping.stopped
+    found = {one.step: one for one in ledger.results(tmp_path / "run")}
+    assert found[0].by["process"] == str(stopping.stopped)
+    for step in (12, 14):
+        assert found[step].status == "done"
+        assert found[step].by["process"] != str(stopping.stopped)
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    said = [str(event["said"]) for event in events if event["kind"] == "warning"]
+    assert sum("it has claimed nothing for 4 s" in sentence for sentence in said) == 1
+
+
+def test_a_disk_that_is_full_for_a_while(
+    run: Path, mount: Callable[..., Path], start: Callable[..., Beside], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer waits until it can be written, and a request until it can be claimed: nothing is lost."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what the examiner prints would not fit either
+    mount(run, "-t", "tmpfs", "-o", "size=4m", "tmpfs")
+    (run / "evals").mkdir()
+    says(run, "slow 1")
+    publish_snapshot(run, 9)
+    first, second, beside = ask(run, 3), ask(run, 6), start(oldest=True)
+    child = pid_of(run, beside)
+    until(lambda: ledger.is_claimed(run, first), beside)
+    _fill(run)
+    ends = time.monotonic() + 3
+    assert until(lambda: time.monotonic() > ends, beside) == []
+    assert ledger.is_claimed(run, first)
+    (run / "filler").unlink()
+    assert until(answered(run, first, second), beside) == []
+    third = ask(run, 9)
+    _fill(run)
+    ends = time.monotonic() + 2
+    assert until(lambda: time.monotonic() > ends, beside) == []
+    (run / "filler").unlink()
+    assert until(answered(run, third), beside) == []
+    found = ledger.results(run)
+    assert [(one.status, one.reason, one.by["process"]) for one in found] == [("done", None, str(child))] * 3
+
+
+def _fill(disk: Path) -> None:
+    """To the last byte."""
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
 
 
 def test_only_what_it_is_at_itself_is_its_fault(run: Path, start: Callable[..., Beside]) -> None:

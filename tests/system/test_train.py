@@ -116,7 +116,7 @@ def test_all_counts_come_back() -> None:
         level=level,
         scale=Scale(2.0, 5),
         wide=Wide(1, ("layers.1",)),
-        judging=Judging([3, 9], {3: Judged(3, 0.5, "done", 1, "tied")}),
+        judging=Judging([3, 9], {3: Judged(3, 0.5, "done", 1, "tied")}, "0123abcd", told=3, lowered=1),
     )
     assert Progress.from_json(json.loads(json.dumps(told.to_json()))) == told
     fresh = Progress()

@@ -28,8 +28,10 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            error.filename = str(path)
         raise
 
 

@@ -30,6 +30,7 @@ class Entry:
     step: int
     written: float  # Unix time
     loss: float | None = None  # held out
+    best: bool = False  # as it was decided, which the lowest figure need not be
     evaluated: bool = True  # False: its evaluation is still to come
     leased: bool = False
     own: bool = True  # this run made it
@@ -63,10 +64,12 @@ def choose_stale(entries: Sequence[Entry], keep: Keep, now: float) -> list[Entry
     mine = sorted((entry for entry in entries if entry.own), key=lambda entry: entry.step)
     sound = [entry for entry in mine if not entry.nonfinite]
     judged = sorted(
-        (entry.loss, entry.step) for entry in sound if entry.loss is not None and math.isfinite(entry.loss)
+        (not entry.best, math.inf if entry.loss is None else entry.loss, entry.step)
+        for entry in sound
+        if entry.best or (entry.loss is not None and math.isfinite(entry.loss))
     )
     stays = {entry.step for entry in sound[::-1][: max(1, keep.last)]}
-    stays |= {step for _, step in judged[: max(0, keep.best)]}
+    stays |= {step for _, _, step in judged[: max(0, keep.best)]}
     stays |= {entry.step for entry in [entry for entry in sound if not entry.suspect][-1:]}
     if keep.every_steps is not None:
         stays |= {entry.step for entry in sound if entry.step % keep.every_steps == 0}
@@ -82,6 +85,7 @@ def present(
     *,
     run_id: str | None,
     losses: Mapping[int, float],
+    best: int | None = None,
     pending: Collection[int] = (),
     jumped: int | None = None,
 ) -> list[Entry]:
@@ -102,6 +106,7 @@ def present(
             step=manifest.step,
             written=written,
             loss=losses.get(manifest.step),
+            best=manifest.step == best,
             evaluated=manifest.step not in pending,
             leased=is_leased(path),
             own=run_id is None or manifest.schema == 1 or manifest.run == run_id,
@@ -141,11 +146,12 @@ def tidy(
     *,
     run_id: str | None,
     losses: Mapping[int, float],
+    best: int | None = None,
     pending: Collection[int] = (),
     jumped: int | None = None,
 ) -> Retained:
     """Delete what may go now."""
-    entries = present(run, run_id=run_id, losses=losses, pending=pending, jumped=jumped)
+    entries = present(run, run_id=run_id, losses=losses, best=best, pending=pending, jumped=jumped)
     return delete(run, choose_stale(entries, keep, time.time()))
 
 

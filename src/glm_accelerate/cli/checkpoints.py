@@ -143,7 +143,7 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     from glm_accelerate.checkpoint.overview import overview
     from glm_accelerate.checkpoint.retain import choose_stale, delete, present
     from glm_accelerate.config.load import load_config
-    from glm_accelerate.evaluate.course import course_of, judged
+    from glm_accelerate.evaluate.course import course_of, judged, named_best
     from glm_accelerate.evaluate.ledger import listing
     from glm_accelerate.train.saver import keep_of
 
@@ -155,7 +155,7 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     levels = judged(course_of(evaluations.results)) or overview(run)
     losses = {one.step: one.loss for one in levels if one.loss is not None}
     pending = [request.step for request in evaluations.waiting]
-    entries = present(run, run_id=_id_of(run), losses=losses, pending=pending)
+    entries = present(run, run_id=_id_of(run), losses=losses, best=named_best(run), pending=pending)
     stale = choose_stale(entries, keep_of(said), time.time())
     steps = [entry.step for entry in stale]
     if not dry:

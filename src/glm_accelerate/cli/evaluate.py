@@ -85,21 +85,24 @@ def measure(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from glm_accelerate.cli.chosen import chosen
+    from glm_accelerate.cli.chosen import chosen, run_of
     from glm_accelerate.cli.findings import as_json, show
+    from glm_accelerate.config.load import load_config
     from glm_accelerate.evaluate.by_hand import Wanted
     from glm_accelerate.evaluate.metrics import metric_names
 
     if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
         raise UserError("there is no such directory to write in", where=args.predictions)
-    if args.metrics is not None:
-        answers = metric_names(args.metrics)  # its mistakes before the model is read
-        if args.predictions and not answers:
-            raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
+    weights = chosen(args.path)
+    run = run_of(weights.path)
+    usual = ("loss",) if run is None else load_config(run / "config.yaml").evaluate.metrics
+    answers = metric_names(args.metrics or usual)  # mistakes before the model is read
+    if args.predictions and not answers:
+        raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
     wanted = Wanted(args.metrics, args.samples, args.max_new_tokens, args.precision)
     if not args.data:
         _needs_no_data(args)
-    console, weights = Console(soft_wrap=True), chosen(args.path)
+    console = Console(soft_wrap=True)
     if weights.said and not args.json:
         console.print(Text(weights.said))
     findings = (_of_data if args.data else _of_run)(args, weights.path, wanted)

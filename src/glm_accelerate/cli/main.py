@@ -5,6 +5,7 @@ Neither torch nor the config schema is imported here or by a verb's `--help`: th
 
 import argparse
 import difflib
+import errno
 import io
 import os
 import sys
@@ -20,6 +21,8 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 
 DONE, OUR_BUG, USERS_INPUT = 0, 1, 2
+ROOM, LET = "make room, then run the same again", "let this user read and write there, or name another place"
+REFUSED = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: LET, errno.EACCES: LET, errno.EPERM: LET}
 
 VERBS = {
     "demo": "train a tiny GLM on generated data in two minutes, from nothing to a correct answer",
@@ -75,13 +78,25 @@ def answer(act: Callable[[], int]) -> int:
         return STOPPED
     except BrokenPipeError:
         # The reader of our output went away (`| head`); Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere()
         return STOPPED
-    except Exception:  # noqa: BLE001  # the last line of defence: anything here is a bug of ours
+    except Exception as error:  # noqa: BLE001  # the last line of defence: anything here is a bug of ours
+        if isinstance(error, OSError) and (said := refused(error)) is not None:
+            _say_error(str(said))
+            _give_up_output()
+            return USERS_INPUT
         traceback.print_exc()
         _say_error("this is a bug in glm-accelerate, not your mistake: please report it with the lines above")
         return OUR_BUG
     return code
+
+
+def refused(error: OSError) -> UserError | None:
+    """What to mend, if a disk or its rights are in the way: full, over quota, read-only, not ours."""
+    cure = REFUSED.get(error.errno or 0)
+    if cure is None or (cure == LET and error.filename is None):  # of no file: not about a disk
+        return None
+    return UserError(error.strerror or str(error), where=error.filename, cure=cure)
 
 
 def verbs() -> dict[str, str]:
@@ -138,6 +153,18 @@ def _say_error(message: str) -> None:
 def _one_line(message: str) -> str:
     """A file's name or content may be quoted in a message: it must not move the cursor or forge a line."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+
+
+def _give_up_output() -> None:
+    """What still waits to be printed on a full disk: Python would complain of it again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _to_nowhere()
+
+
+def _to_nowhere() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:

@@ -11,8 +11,9 @@ from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.cli import main
 from glm_accelerate.parallel.heartbeat import orphaned
 from glm_accelerate.parallel.launch import launch
-from glm_accelerate.parallel.ranks import peer_ended
+from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 from glm_accelerate.runtime.env import launched
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 
 
@@ -23,11 +24,13 @@ def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:
         newest = next(iter(published(run)), None)
         return 0 if newest is None else step_of(newest.name) or 0
 
-    return launch(one_rank, args, ranks, saved)
+    return launch(one_rank, args, ranks, saved, main.USERS_INPUT)
 
 
 def one_rank(args: argparse.Namespace) -> int:
-    """In a process of its own. A bug has to end it, or the others would wait for it for ever."""
+    """In a process of its own. What goes wrong has to end it, or the others would wait for it for ever; only
+    where another rank says what it is, that one ends the job, once it has said it.
+    """
     from glm_accelerate.cli import train
 
     said = launched()
@@ -35,12 +38,21 @@ def one_rank(args: argparse.Namespace) -> int:
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
+    told = False
+
     def act() -> int:
+        nonlocal told
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
             return train.run(args)
         except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
             sys.exit(STOPPED)
+        except UserError as error:
+            told = error.told
+            raise
+        except FirstFailed:
+            told = True
+            return main.OUR_BUG
         except RuntimeError as error:
             if not peer_ended(error):
                 raise
@@ -51,6 +63,6 @@ def one_rank(args: argparse.Namespace) -> int:
     if orphaned():  # torch would wait for ever for the launcher to take the answer
         sys.stdout.flush()
         os._exit(code)
-    if code == main.OUR_BUG:
+    if code in (main.OUR_BUG, main.USERS_INPUT) and not told:
         sys.exit(code)
     return code

@@ -9,6 +9,7 @@ from glm_accelerate.cli import source
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
+from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.stop import stopping_at_once
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     if args.nproc < 1:
         raise UserError(f"--nproc is {args.nproc}, 1 or more is wanted")
+    strange = set(args.accept) - EVERY
+    if strange:
+        raise UserError(f"--accept {strange.pop()}: no such thing", cure=f"one of {', '.join(sorted(EVERY))}")
     config = source.config_from(args)  # its mistakes are shown before torch is loaded
     directory = args.run or Path("runs") / source.name_from(args)
     if args.nproc > 1:
@@ -71,13 +75,10 @@ def _train(args: argparse.Namespace) -> int:
     from glm_accelerate.evaluate.report import best_said
     from glm_accelerate.observe.console import ConsoleObserver, show_start
     from glm_accelerate.train.directory import ConfigChanged
-    from glm_accelerate.train.mismatch import EVERY, Mismatched
+    from glm_accelerate.train.mismatch import Mismatched
     from glm_accelerate.train.run import train
     from glm_accelerate.train.settle import Start
 
-    strange = set(args.accept) - EVERY
-    if strange:
-        raise UserError(f"--accept {strange.pop()}: no such thing", cure=f"one of {', '.join(sorted(EVERY))}")
     console = Console()
     start = Start(args.resume, args.init_from, EVERY if args.accept_changes else frozenset(args.accept))
     try:

@@ -244,13 +244,13 @@ def _evaluations(reading: _Reading, steps: int | None) -> None:
     if strategy == "steps":
         default = reading.left.get(f"{ARGS}logging_steps", 500)
         reading.settle("evaluate.every", _every(reading, often, default, steps), often)
-        reading.note(key, "held-out loss over a fixed part of data.dev; evaluate.samples says how many")
+        reading.note(key, "on as many samples of data.dev as tell steps apart; evaluate.samples fixes it")
         return
     reading.take(often)
     if strategy == "no":
         reading.settle("data.dev", None, key, "stock does not evaluate")
     else:
-        reading.settle("evaluate.every", "auto", key, f"`{strategy}`: with each checkpoint")
+        reading.settle("evaluate.every", "auto", key, f"`{strategy}`: ten times a run")
 
 
 def _adapter(reading: _Reading) -> None:

@@ -84,15 +84,13 @@ def ask(model: Decoder, exam: Exam, count: int, watch: Watch, ranks: Ranks = ALO
 
 def _together(answer: Callable[[range], Share], mine: range, ranks: Ranks) -> list[Share]:
     """Every rank's share. Where one fails, all hear of it in step, and fail."""
-    failure: Exception | None = None
     share: Share = [], []
     try:
         share = answer(mine) if mine else share
-    except (UserError, MemoryError, RuntimeError) as error:
-        failure = error
-    said = ranks.gather([None if failure is None else str(failure), share])
-    if failure is not None:
-        raise failure
+    except Exception as error:
+        ranks.gather([str(error), share])  # the others wait to hear of it, whatever it is
+        raise
+    said = ranks.gather([None, share])
     for rank, (why, _) in enumerate(said):
         if why is not None:
             raise UserError(f"rank {rank} could not answer its share: {why}")

@@ -13,8 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from glm_accelerate.config.amount import write_amount
 from glm_accelerate.evaluate.ledger import waiting, withdraw
 from glm_accelerate.evaluate.results import FOLDER, Request, parse_stem
+from glm_accelerate.memory.monitor import NAMED, Holder, others_on
 from glm_accelerate.runtime.errors import UserError
 
 LOG = "evaluator.log"
@@ -22,13 +26,16 @@ PAUSE = 0.2  # seconds between two looks that ask the system
 STRIKES = 2  # ends of the evaluator at one evaluation
 LAST_WORDS = 5.0  # seconds for a process that is told to end
 AT_ONCE = 1.0  # ... and for one that is killed: training goes on without its end
+STARTING = 600.0  # ... at the least for one that starts, before it is taken to hang: it reads a whole model
 LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
 LONGEST_LINE = 1000
 USERS_INPUT = 2  # its exit code
 MEMINFO = Path("/proc/meminfo")
 
 
-def why_not(*, threads: int, cores: Sequence[int] | None, host_bytes: int) -> str | None:
+def why_not(
+    *, threads: int, cores: Sequence[int] | None, host_bytes: int, device: str = "cpu", device_bytes: int = 0
+) -> str | None:
     """Why an evaluator cannot have what it needs on this machine, if so."""
     if sys.platform == "linux":
         ours = os.sched_getaffinity(0)
@@ -39,7 +46,19 @@ def why_not(*, threads: int, cores: Sequence[int] | None, host_bytes: int) -> st
     free = _free_memory()
     if free is not None and host_bytes > free:
         return f"it needs {host_bytes / 1e9:.1f} GB of host memory, {free / 1e9:.1f} are free"
-    return None
+    spare = torch.device(device)
+    if not device_bytes or spare.type != "cuda":
+        return None
+    return taken(device, device_bytes, torch.cuda.get_device_properties(spare).total_memory, others_on(spare))
+
+
+def taken(device: str, needed: int, whole: int, others: Sequence[Holder]) -> str | None:
+    """Why a device that training leaves free has no room, if so: somebody else may have."""
+    free = whole - sum(holder.bytes for holder in others)
+    if needed <= free:
+        return None
+    said = f"it needs {write_amount(needed)} of {device}, {write_amount(max(0, free))} are free"
+    return f"{said}, as others hold {', '.join(map(str, others[:NAMED]))}" if others else said
 
 
 class Beside:
@@ -56,12 +75,16 @@ class Beside:
         oldest: bool = False,
         build: str = "",
         host_bytes: int = 0,
+        device_bytes: int = 0,
         pause: float = 1.0,
     ) -> None:
-        """Starts it. A UserError says what it cannot have. `host_bytes`: that it will need; `pause`: seconds
-        before the first new start, doubled with each.
+        """Starts it. A UserError says what it cannot have. `host_bytes`, `device_bytes`: that it will need;
+        `pause`: seconds before the first new start, doubled with each.
         """
-        if (reason := why_not(threads=threads, cores=cores, host_bytes=host_bytes)) is not None:
+        reason = why_not(
+            threads=threads, cores=cores, host_bytes=host_bytes, device=device, device_bytes=device_bytes
+        )
+        if reason is not None:
             raise UserError(f"no evaluator can run beside training: {reason}", cure="evaluate.where: inline")
         self._run, self._threads, self._cores = run, threads, tuple(cores or ())
         self._words = [str(run), "--device", device, "--child", *(["--oldest"] if oldest else [])]
@@ -71,7 +94,8 @@ class Beside:
         self._lingering: list[subprocess.Popen[bytes]] = []  # killed, and not gone at once
         self._heard = b""
         self._ends = 0  # without a result between them
-        self._at: str | None = None  # the stem of what it is at
+        self.at: str | None = None  # the stem of what it says it is at
+        self._idle = 0.0  # since when it has taken nothing of what waits for it, and said nothing
         self._ended_at: Counter[str] = Counter()
         self._next_look = self._next_start = 0.0
         self.ready = self.given_up = False
@@ -110,10 +134,25 @@ class Beside:
         if self._process is None:
             return []
         self._hear()
-        if stem is not None and stem != self._at:
+        if stem is not None and stem != self.at:
             return []
         self._kill()
         return self._ended(why)
+
+    def urge(self, limit: float | None) -> list[str]:
+        """`limit`: seconds that something may wait for one that is at nothing; None: nothing does. One that
+        lives and takes nothing of it hangs, and is ended; `look` starts it again.
+        """
+        if self._process is None:
+            return []
+        self._hear()
+        if limit is None:
+            self._idle = time.monotonic()
+            return []
+        limit = limit if self.ready else max(limit, STARTING)
+        if time.monotonic() - self._idle <= limit:
+            return []
+        return self.kill(f"it has claimed nothing for {limit:g} s")
 
     def share(self, threads: int) -> None:
         """From its next evaluation on."""
@@ -163,6 +202,7 @@ class Beside:
         os.set_blocking(self._process.stdin.fileno(), False)
         os.set_blocking(self._process.stdout.fileno(), False)
         self._heard = b""
+        self._idle = time.monotonic()
 
     def _hear(self) -> None:
         assert self._process is not None
@@ -171,8 +211,9 @@ class Beside:
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
             self.ready = True  # whatever it says, it says it when it is
+            self._idle = time.monotonic()
             word, _, stem = line.decode("ascii", "replace").partition(" ")
-            self._at = stem if word == "claimed" else None
+            self.at = stem if word == "claimed" else None
             if word == "done":
                 self._ends = 0
 
@@ -195,7 +236,7 @@ class Beside:
 
     def _strike(self, how: str) -> list[str]:
         """An evaluation that has ended it twice is let be, as one that takes more memory than there is."""
-        stem, self._at = self._at, None
+        stem, self.at = self.at, None
         parsed = None if stem is None else parse_stem(stem)
         if stem is None or parsed is None:
             return []

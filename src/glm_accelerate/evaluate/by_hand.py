@@ -10,7 +10,6 @@ from typing import Literal, cast
 
 import torch
 
-from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
@@ -22,6 +21,7 @@ from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import GlmExaminer, choice_of
 from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
 from glm_accelerate.evaluate.results import Request, Result
+from glm_accelerate.evaluate.worker import holding
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
@@ -71,7 +71,7 @@ def of_run(
     if best is not None:
         items = ledger.read_items(run, best.stem)
         request = replace(request, against=best.stem, against_weights=f"snapshots/snapshot-{best.step}")
-    with lease(weights):
+    with holding(run, request):
         return _examined(examiner, request, run, items)
 
 

@@ -7,6 +7,7 @@ order in which results arrive nor how late they are can change what is decided, 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from glm_accelerate.evaluate.results import Result, Status, Verdict
 
@@ -55,6 +56,12 @@ def best(prefix: Sequence[Judged], margin: float) -> int | None:
 def gains(prefix: Sequence[Judged], margin: float) -> list[int]:
     """The steps that were better than all before them."""
     return [judged.step for judged, gained in _counted(prefix, margin) if gained]
+
+
+def comparable(prefix: Sequence[Judged], margin: float, until: int) -> list[int]:
+    """Steps that are the best of all up to `until`, or up to a later one: that one and each gain after it."""
+    found = gains(prefix, margin)
+    return [step for step, later in zip_longest(found, found[1:]) if later is None or later > until]
 
 
 def stopped_at(prefix: Sequence[Judged], patience: int, margin: float) -> int | None:

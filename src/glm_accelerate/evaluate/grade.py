@@ -49,7 +49,8 @@ class Grader:
 
     def __enter__(self) -> Self:
         if self.names:
-            self._crew = [_Worker(self.names) for _ in range(self._processes)]
+            for _ in range(self._processes):
+                self._hire(self.names)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,7 +129,15 @@ class Grader:
             for name in [name for name in alive if name not in BUILT_IN] or alive:
                 self._blame(name, number, f"the process that scored it {how}")
         if alive := [name for name in self.names if name not in self._faults]:
-            self._crew.append(_Worker(alive))
+            self._hire(alive)
+
+    def _hire(self, names: Sequence[str]) -> None:
+        """One more process. Where the system has none left, those that there are do the work."""
+        try:
+            self._crew.append(_Worker(names))
+        except OSError as error:
+            for name in names if not self._crew else ():
+                self._blame(name, STARTING, f"no process can be started to score it: {error.strerror}")
 
     def _blame(self, name: str, number: int, what: str) -> None:
         self._faults[name] = min((number, what), self._faults.get(name, (number, what)))

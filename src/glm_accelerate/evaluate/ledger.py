@@ -201,12 +201,13 @@ def abandon_after(run: Path, step: int, attempt: int) -> list[str]:
         for stem, endings in sorted(_stems(run).items()):
             if _given_up(stem, {attempt: step}):
                 _remove(run, stem, CLAIM)
-                moved += [_move_aside(_path(run, stem, ending), run) for ending in endings - {CLAIM}]
+                for ending in endings - {CLAIM}:
+                    moved += _move_aside(_path(run, stem, ending), run)
     snapshots = run / SNAPSHOTS
     for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
         number = step_of(path.name, "snapshot")
         if number is not None and number > step:
-            moved.append(_move_aside(path, run))
+            moved += _move_aside(path, run)
     sweep(run)
     return moved
 
@@ -332,6 +333,10 @@ def _remove(run: Path, stem: str, *endings: str) -> None:
         _path(run, stem, ending).unlink(missing_ok=True)
 
 
-def _move_aside(path: Path, run: Path) -> str:
-    shutil.move(path, place_aside(run, path.name))
-    return path.name
+def _move_aside(path: Path, run: Path) -> list[str]:
+    """Its name; none if it is gone already, as a request whose answer was published just now."""
+    try:
+        shutil.move(path, place_aside(run, path.name))
+    except FileNotFoundError:
+        return []
+    return [path.name]

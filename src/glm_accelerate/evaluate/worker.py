@@ -4,6 +4,7 @@ waiting -claim-> lease -examine-> Findings -publish once->   until the run is fi
 An evaluation that goes wrong costs itself alone: it becomes a result that says why.
 """
 
+import errno
 import gc
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
@@ -22,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch.distributed import DistStoreError
 
+from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.exam import Examiner, Findings
@@ -35,6 +37,7 @@ POLL = 0.5  # seconds between two looks for something to do
 LOCKSTEP = timedelta(seconds=60)  # that a rank which failed waits for the others before it ends the job
 HALTS = ("SIG", "asked to stop", "a signal to another rank")  # how reasons begin that are not a run's end
 TAIL = 1 << 16  # bytes at the end of a log that are read for its last event
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def follow(run: Path, examiner: Examiner, how: Following = AS_IT_COMES, ranks: R
             how.tell(f"claimed {request.stem}")
             findings, broken = _together(answer(run, request, examiner, ranks), request, ranks)
             if ranks.first or broken:
-                publish(run, findings)
+                _publish(run, findings, how.poll)
             how.tell(f"done {request.stem}")
             if broken or "CUDA error" in (findings.result.reason or ""):  # such a device answers no more
                 raise Lost(findings.result.reason)
@@ -87,7 +90,7 @@ def answer(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALONE
     except Exception as error:
         if isinstance(error, RuntimeError) and peer_ended(error):
             raise  # the other rank has said why, or was killed: then another job may answer
-        sys.stderr.write(traceback.format_exc())
+        _note(traceback.format_exc().rstrip())
         reason = _worded(error)
     return Findings(Result(request.step, request.plan, request.attempt, "failed", reason=reason, by=_by()))
 
@@ -119,18 +122,48 @@ def all_count(run: Path) -> bool:
     return section.keep == "all" or section.decides
 
 
+@contextmanager
+def holding(run: Path, request: Request) -> Generator[None]:
+    """While the weights are read: nobody deletes them, nor those of the best, if they are still there."""
+    with ExitStack() as held:
+        held.enter_context(lease(run / request.weights))
+        if request.against_weights is not None:
+            with suppress(Damaged):  # gone: then it is compared with what was measured
+                held.enter_context(lease(run / request.against_weights))
+        yield
+
+
 def _answer(run: Path, request: Request, examiner: Examiner) -> Findings:
     _require_same(request, examiner.plan)
     against = None if request.against is None else read_items(run, request.against)
-    with ExitStack() as held:
-        held.enter_context(lease(run / request.weights))
-        if request.against_weights is not None and (run / request.against_weights).is_dir():
-            held.enter_context(lease(run / request.against_weights))
+    with holding(run, request):
         found = examiner.examine(request, str(run), against)
     named = {"step": request.step, "plan": request.plan, "attempt": request.attempt}
     result = sound(replace(found.result, by={**_by(), **found.result.by}, **named))
     said = json.dumps(asdict(result), allow_nan=False)  # whatever an examiner says has to be readable
     return replace(found, result=parse_result(said, Path(f"{request.stem}.json")))
+
+
+def _publish(run: Path, findings: Findings, pause: float) -> None:
+    """As soon as it can be written: a disk that is full for a while does not cost what was found. It stays
+    claimed until then, and a trainer gives it up when that takes too long.
+    """
+    told = False
+    while True:
+        try:
+            publish(run, findings)
+            return
+        except OSError as error:
+            if not told:
+                _note(f"the answer about step {findings.result.step} waits, as it cannot be written: {error}")
+            told = True
+        time.sleep(pause)
+
+
+def _note(said: str) -> None:
+    """To whoever watches, or the trainer's log of it. That may be on the full disk, too."""
+    with suppress(OSError):
+        sys.stderr.write(f"{said}\n")
 
 
 def _worded(error: Exception) -> str:
@@ -168,21 +201,37 @@ def _claimed(run: Path, how: Following, ranks: Ranks, plan: str) -> Generator[Re
 
 def _next(run: Path, how: Following, held: ExitStack, plan: str) -> dict[str, Any] | None:
     told: set[str] = set()
+
+    def note(*reasons: str) -> None:
+        for reason in set(reasons) - told:
+            _note(reason)
+        told.update(reasons)
+
     while True:
         there = listing(run, answered=False)
-        for reason in set(there.passed_over) - told:
-            sys.stderr.write(f"{reason}\n")
-        told |= set(there.passed_over)
+        note(*there.passed_over)
         for request in there.waiting if how.oldest else reversed(there.waiting):
             if how.refuses:
                 _require_same(request, plan)
-            with ExitStack() as tried:  # what another holds is let go here: there may be thousands of looks
-                if tried.enter_context(claim(run, request)):
-                    held.push(tried.pop_all())
+            try:
+                if _is_ours(run, request, held):
                     return asdict(request)
+            except OSError as error:
+                if how.once or error.errno not in FULL:
+                    raise
+                note(f"step {request.step} waits, as it cannot be claimed: {error.strerror}")
         if how.once or (not there.waiting and finished(run)):
             return None
         time.sleep(how.poll)
+
+
+def _is_ours(run: Path, request: Request, held: ExitStack) -> bool:
+    """Whether it could be claimed; it is held then."""
+    with ExitStack() as tried:  # what another holds is let go here: there may be thousands of looks
+        ours = tried.enter_context(claim(run, request))
+        if ours:
+            held.push(tried.pop_all())
+    return ours
 
 
 def _together(findings: Findings, request: Request, ranks: Ranks) -> tuple[Findings, bool]:

@@ -1,7 +1,8 @@
 """Signs of life: each rank writes one every second, the launcher names the rank from which none came.
 
 A stopped or hung process is seen in seconds; without this, the others wait for it in a collective for as
-long as that may take. One file a rank in a directory of the launcher's: no network, no lock.
+long as that may take. One file a rank in a directory of the launcher's: no network, no lock. Where none can
+be written, as on a full disk, all are silent and training goes on.
 """
 
 import json
@@ -10,13 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 INTERVAL = 1.0
 QUIET = 5.0  # seconds without a sign after which a rank is named
 LOST = 30.0  # ... and after which it is killed, so that the job can go on from its last checkpoint
+PROBE = 512  # bytes, more than a sign has
 
 STOP = "stop"  # the name of a file that asks starting ranks to end
 
@@ -41,8 +43,9 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
     def sign() -> None:
         said = {"process": os.getpid(), "step": doing.step, "phase": doing.phase, "at": time.monotonic()}
         fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps(said), encoding="utf-8")
-        fresh.replace(file)
+        with suppress(OSError):  # the launcher sees that they cannot be written
+            fresh.write_text(json.dumps(said), encoding="utf-8")
+            fresh.replace(file)
 
     def beat() -> None:
         while not ended.wait(INTERVAL):
@@ -60,7 +63,8 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
     finally:
         ended.set()
         thread.join()
-        file.unlink(missing_ok=True)  # gone on purpose is not silent
+        with suppress(OSError):
+            file.unlink(missing_ok=True)  # gone on purpose is not silent
 
 
 def orphaned() -> bool:
@@ -102,6 +106,17 @@ def signs(folder: Path) -> list[Sign]:
     return found
 
 
+def writable(folder: Path) -> bool:
+    """Whether a sign could be written now; if not, silence means nothing."""
+    probe = folder / "probe"
+    try:
+        probe.write_bytes(bytes(PROBE))
+        probe.unlink()
+    except OSError:
+        return False
+    return True
+
+
 def forget(folder: Path, rank: int) -> None:
     """Its process is gone."""
     _file(folder, rank).unlink(missing_ok=True)
@@ -109,7 +124,8 @@ def forget(folder: Path, rank: int) -> None:
 
 def ask_to_stop(folder: Path) -> None:
     """For ranks that are only just starting, and can't be sent a signal yet."""
-    (folder / STOP).touch()
+    with suppress(OSError):  # the others can
+        (folder / STOP).touch()
 
 
 def _file(folder: Path, rank: int) -> Path:

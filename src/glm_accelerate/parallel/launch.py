@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -34,15 +34,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Entry = Callable[[Any], int]  # a module's own function, and plain data for it: both travel to the processes
 
 
-def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int]) -> int:
-    """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved."""
+def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int], final: int) -> int:
+    """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved;
+    `final`: the exit code of a rank that has said what is wrong, so that starting again is of no use.
+    """
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the launcher says the same in a line
     env.share_cores(ranks)
     env.one_range()
-    with tempfile.TemporaryDirectory(prefix="glm-accelerate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
-        job = _Job(Path(folder), entry, task, ranks)
+        job = _Job(Path(folder), entry, task, ranks, final)
         before = [signal.signal(number, job.stop) for number in SIGNALS]
         try:
             return _until_it_answers(job, progress)
@@ -76,8 +78,10 @@ class _Job:
     entry: Entry
     task: object
     ranks: int
+    final: int
     stopping: bool = False
     named: set[int] = field(default_factory=set[int])
+    deaf: float = 0.0  # when no sign of life could be written the last time
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Pass it on: the ranks end their step, save, and answer. The second Ctrl-C is meant at once."""
@@ -91,17 +95,15 @@ class _Job:
 
     def attempt(self) -> int | None:
         """One life of the job: its exit code, or None if a rank died."""
-        ended: list[int | None] = []
-        agent = threading.Thread(target=lambda: ended.append(self._run()))
-        agent.start()
-        looked = time.monotonic()
-        while agent.is_alive():
-            agent.join(POLL)
-            slept = time.monotonic() - looked > heartbeat.QUIET  # we were stopped ourselves
-            looked = time.monotonic()
-            if not slept:
-                self._watch()
-        return ended[0]
+        with ThreadPoolExecutor(1) as agent:
+            code, looked = agent.submit(self._run), time.monotonic()
+            while not code.done():
+                wait([code], POLL)
+                slept = time.monotonic() - looked > heartbeat.QUIET  # we were stopped ourselves
+                looked = time.monotonic()
+                if not slept:
+                    self._watch()
+        return code.result()
 
     def _run(self) -> int | None:
         # The ranks inherit it from this thread: they hear Ctrl-C when they are ready to. The tracker, which
@@ -122,6 +124,8 @@ class _Job:
             answers = elastic_launch(config, self.entry)(self.task)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
+            if first.exitcode == self.final:
+                return self.final
             how = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
             if not self.stopping:
                 _say(f"rank {rank} (process {first.pid}) ended by {how}")
@@ -129,13 +133,19 @@ class _Job:
         return max(answers.values())
 
     def _watch(self) -> None:
-        for sign in heartbeat.signs(self.folder):
-            if sign.seconds < heartbeat.QUIET:
-                self.named.discard(sign.process)
-            elif sign.process not in self.named:
+        silent = [sign for sign in heartbeat.signs(self.folder) if sign.seconds >= heartbeat.QUIET]
+        self.named &= {sign.process for sign in silent}
+        if silent and not heartbeat.writable(self.folder):
+            if not self.deaf:
+                _say(f"no signs of life can be written to {self.folder}: until they can, none are missed")
+            self.deaf = time.monotonic()
+        listening = time.monotonic() - self.deaf
+        for sign in silent:
+            seconds = min(sign.seconds, listening)
+            if seconds >= heartbeat.QUIET and sign.process not in self.named:
                 self.named.add(sign.process)
                 _say(str(sign))
-            elif sign.seconds > heartbeat.LOST:
+            elif seconds > heartbeat.LOST:
                 _say(f"killing rank {sign.rank}")
                 _signal(sign.process, signal.SIGKILL)
                 heartbeat.forget(self.folder, sign.rank)

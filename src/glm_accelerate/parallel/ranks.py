@@ -6,7 +6,7 @@ A process alone is `ALONE`: the same calls, answered at once. So the trainer nev
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,13 +21,19 @@ from glm_accelerate.runtime.errors import UserError
 
 MEETING = timedelta(minutes=10)  # for the last process to arrive
 COLLECTIVE = timedelta(minutes=10)  # the longest that a rank may be behind the others in one operation
-PATIENCE = timedelta(seconds=10)  # between two looks for a decision; there is no limit on how many
+PATIENCE = timedelta(seconds=10)  # between two looks for what is said; there is no limit on how many
+PIECE = 4 << 20  # letters of it in one value: the store cuts off who sets more than 8 MiB
+MISTAKES = "mistakes"  # how many ranks have come to a UserError
 
 
-class ToldByFirst(UserError):
-    """What the first rank raised."""
+class Told(UserError):
+    """What another rank has come to, and says."""
 
     told = True
+
+
+class FirstFailed(RuntimeError):
+    """The first rank has come to something else than a UserError, and says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Ranks:
     count: int = 1
     store: Store | None = None
     doing: Doing = field(default_factory=Doing, compare=False)
-    _decisions: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+    _talks: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -46,41 +52,36 @@ class Ranks:
         return self.rank == 0
 
     def decide(self, make: Callable[[], Any]) -> Any:
-        """What the first rank makes of it (plain data), on all ranks; its UserError is raised on all, too.
+        """What the first rank makes of it (plain data), on all ranks; where it fails, all do. A UserError is
+        raised on all, and what the system refuses (a full disk, a file that is gone) is one, too.
 
         The others wait as long as it takes: data may be prepared for hours, which no collective survives.
         """
-        if self.store is None:
+        if self.store is None or self.count == 1:
             return make()
-        key = f"decision-{next(self._decisions)}"
-        if self.first:
-            try:
-                said = {"made": make()}
-            except UserError as error:
-                said = {"what": error.what, "where": error.where, "cure": error.cure}
-                self.store.set(key, json.dumps(said))
-                raise
-            self.store.set(key, json.dumps(said))
-            return said["made"]
-        self._await([key], self.store)
-        said = json.loads(self.store.get(key))
-        if "made" not in said:
-            raise ToldByFirst(said["what"], where=said["where"], cure=said["cure"])
-        return said["made"]
+        key = f"decided-{next(self._talks)}"
+        if not self.first:
+            (said,) = _hear(self.store, [key], self.count - 1)
+            return _made(said)
+        try:
+            made = _mistakes_named(make)
+            _say(self.store, key, {"made": made})
+        except UserError as error:
+            _say(self.store, key, {"what": error.what, "where": error.where, "cure": error.cure})
+            raise
+        except Exception:
+            _say(self.store, key, {})
+            raise
+        return made
 
     def gather(self, said: Any) -> list[Any]:
         """What every rank says (plain data), by rank, on all of them; whoever is first waits for the rest."""
         if self.store is None:
             return [said]
-        number = next(self._decisions)
+        number = next(self._talks)
         keys = [f"gathered-{number}-{rank}" for rank in range(self.count)]
-        self.store.set(keys[self.rank], json.dumps(said))
-        self._await(keys, self.store)
-        everything = [json.loads(self.store.get(key)) for key in keys]
-        if self.store.add(f"gathered-{number}", 1) == self.count:  # all have read it
-            for key in (*keys, f"gathered-{number}"):
-                self.store.delete_key(key)
-        return everything
+        _say(self.store, keys[self.rank], said)
+        return _hear(self.store, keys, self.count)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, the same to the last bit on each."""
@@ -89,15 +90,6 @@ class Ranks:
         summed = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(summed)
         return summed.tolist()
-
-    @staticmethod
-    def _await(keys: list[str], store: Store) -> None:
-        while True:
-            try:
-                store.wait(keys, PATIENCE)
-                return
-            except DistStoreError:
-                continue
 
 
 ALONE = Ranks()
@@ -123,14 +115,79 @@ def joined() -> Generator[Ranks, None, None]:
             world_size=said.count,
             timeout=COLLECTIVE,
         )
-        yield Ranks(said.rank, said.count, store, doing)
-        dist.barrier()  # gloo aborts a process whose peer has left already
+        with _one_mistake_said(store):
+            yield Ranks(said.rank, said.count, store, doing)
+            dist.barrier()  # gloo aborts a process whose peer has left already
         dist.destroy_process_group()
 
 
 def peer_ended(error: RuntimeError) -> bool:
-    """Whether this is how a collective fails when another process is gone: what matters is said there."""
-    return any(word in str(error) for word in ("gloo", "NCCL", "closed by peer", "reset by peer"))
+    """Whether this is what follows when another process fails or is gone: what matters is said there."""
+    words = ("gloo", "NCCL", "closed by peer", "reset by peer")
+    return isinstance(error, FirstFailed) or any(word in str(error) for word in words)
+
+
+def _say(store: Store, key: str, said: Any) -> None:
+    """In pieces that the store takes. Under the key itself stands how many they are, last: all is there."""
+    text = json.dumps(said)
+    starts = range(0, len(text), PIECE)
+    for number, start in enumerate(starts):
+        store.set(f"{key}-{number}", text[start : start + PIECE])
+    store.set(key, str(len(starts)))
+
+
+def _hear(store: Store, keys: list[str], readers: int) -> list[Any]:
+    """What was said under these keys, as soon as all of it was. The last of the readers takes it away."""
+    while True:
+        try:
+            store.wait(keys, PATIENCE)
+            break
+        except DistStoreError:
+            continue
+    pieces = [[f"{key}-{number}" for number in range(int(store.get(key)))] for key in keys]
+    heard = [json.loads(b"".join(map(store.get, each))) for each in pieces]
+    count = f"{keys[0]}-heard"
+    if store.add(count, 1) == readers:
+        for key in (*keys, *itertools.chain.from_iterable(pieces), count):
+            store.delete_key(key)
+    return heard
+
+
+def _mistakes_named(make: Callable[[], Any]) -> Any:
+    """What it makes; an error of the system in the form that a person is meant to read."""
+    try:
+        return make()
+    except BrokenPipeError:  # nobody reads what we print: that is no mistake
+        raise
+    except OSError as error:
+        raise UserError(error.strerror or str(error), where=error.filename) from error
+
+
+def _made(said: dict[str, Any]) -> Any:
+    """What the first rank made, on another one."""
+    if "made" in said:
+        return said["made"]
+    if "what" in said:
+        raise Told(said["what"], where=said["where"], cure=said["cure"])
+    raise FirstFailed("the first rank failed")
+
+
+@contextmanager
+def _one_mistake_said(store: Store) -> Generator[None, None, None]:
+    """Ranks may all come to the same UserError, or one to its own and the others to its silence: who is the
+    first says it, the others end with it.
+    """
+    try:
+        yield
+    except UserError as error:
+        with suppress(RuntimeError):  # the store may be gone with its process
+            error.told = error.told or store.add(MISTAKES, 1) > 1
+        raise
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            if peer_ended(error) and store.check([MISTAKES]):
+                raise Told("another rank could not go on") from error
+        raise
 
 
 def _store(said: Launched) -> Store:

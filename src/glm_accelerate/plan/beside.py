@@ -48,6 +48,7 @@ class Place:
     threads: int  # of an evaluator on a CPU, at the most
     why: str
     seconds: float = 0.0  # that the largest takes there, unless it is inline
+    bytes: float = 0.0  # that it needs of a spare device
 
 
 def between(
@@ -79,7 +80,8 @@ def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -
     on_cpu = hardware.device == "cpu"
     busy = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
     spare = max(0, hardware.cores - busy)
-    device, but = ("cpu", "") if on_cpu or hardware.count <= ranks else _spare(hardware, ranks, work)
+    needed = ROUND_MODEL * work.model_bytes + PASS_BYTES
+    device, but = ("cpu", "") if on_cpu or hardware.count <= ranks else _spare(hardware, ranks, needed)
     if asked == "inline":
         return Place("inline", "", 0, "the config: training waits")
     if asked == "external":  # wherever that is: on something like this
@@ -87,19 +89,20 @@ def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -
         return Place("external", "", 0, why, _seconds(hardware, hardware.device, 1, work, work.largest))
     # On cores the first evaluation has one of them: it is given more when it does not keep up.
     seconds = _seconds(hardware, device, 1, work, work.largest)
+    held = 0.0 if device == "cpu" else needed
     if asked == "beside":
-        return Place("beside", device, max(1, spare), f"{but}the config", seconds)
+        return Place("beside", device, max(1, spare), f"{but}the config", seconds, held)
     if device != "cpu":
-        return Place("beside", device, 1, f"{device} is spare", seconds)
+        return Place("beside", device, 1, f"{device} is spare", seconds, held)
     said = _on_cores(config, hardware, ranks, spare, work)
     return replace(said, why=f"{but}{said.why}", seconds=seconds if said.where == "beside" else 0.0)
 
 
-def _spare(hardware: Hardware, ranks: int, work: Between) -> tuple[str, str]:
+def _spare(hardware: Hardware, ranks: int, needed: float) -> tuple[str, str]:
     """The device that training leaves free; or the CPU, and what is in the way. A model that is divided in
     training is whole here.
     """
-    device, needed = f"{hardware.device}:{ranks}", ROUND_MODEL * work.model_bytes + PASS_BYTES
+    device = f"{hardware.device}:{ranks}"
     if needed <= hardware.memory_bytes:
         return device, ""
     has = f"{hardware.memory_bytes / 1e9:.1f} GB"

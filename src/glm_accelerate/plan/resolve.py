@@ -137,6 +137,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         evaluate_device=evaluation.place.device,
         evaluate_threads=evaluation.place.threads,
         evaluate_seconds=round(evaluation.place.seconds, 1),
+        evaluate_bytes=round(evaluation.place.bytes),
         reasons=tuple(reasons),
         compile=settled.compiled,
         offload=tuple(sorted(chosen.job.offload)),

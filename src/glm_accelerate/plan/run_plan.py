@@ -87,6 +87,7 @@ class RunPlan:
     fuse_update: bool = False
     memory: Memory | None = None
     evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline
+    evaluate_bytes: int = 0  # that an evaluator is expected to need of a spare device
     spare_bytes: int = 0  # left over where blocks recompute only to fit: as much need not be recomputed
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.beside import Beside
-from glm_accelerate.evaluate.decide import best
+from glm_accelerate.evaluate.decide import best, comparable
 from glm_accelerate.evaluate.exam import Findings, Items
 from glm_accelerate.evaluate.results import Request, Result, Status, stem_of, whole_plan
 from glm_accelerate.runtime.errors import UserError
@@ -50,6 +50,14 @@ class Asked:
         for step in (*self.judging.asked, *self.judging.judged):
             self.attempts.setdefault(step, self.attempt)
 
+    def answer_others(self) -> None:
+        """What earlier attempts asked under another plan: nobody would hear it, and who evaluates under this
+        one refuses it.
+        """
+        for request in ledger.waiting(self.run):
+            if request.plan not in (self.plan, whole_plan(self.plan)):
+                self.answer(request, "skipped", f"attempt {self.attempt} asks otherwise")
+
     def request(self, step: int) -> Request:
         """What is asked about a step, and which one it is compared with: the best of those that count."""
         stem = stem_of(step, self.plan, self.attempts[step])
@@ -78,11 +86,16 @@ class Asked:
         """Whether the evaluator will not come back."""
         return self.beside is not None and self.beside.given_up
 
-    @property
-    def compared(self) -> set[int]:
-        """Steps whose weights somebody may need to compare with."""
+    def compared(self, position: int) -> set[int]:
+        """Steps whose weights somebody may need to compare with: as it was asked, and where results decide,
+        also as it will be, however late what is still to come.
+        """
         stems = [request.against for request in self._waiting.values()]
-        return {int(stem.partition("-")[0]) for stem in stems if stem is not None}
+        steps = {int(stem.partition("-")[0]) for stem in stems if stem is not None}
+        if self.lag:
+            until = min([*self.judging.pending, position + 1]) - self.lag
+            steps |= {*comparable(self.judging.prefix, self.section.margin, until)}
+        return steps
 
     def post(self, request: Request) -> list[Result]:
         """Ask. One that still waits for its turn gives way, unless all are to be kept; returns those."""
@@ -143,6 +156,8 @@ class Asked:
             if status == "timeout" and self.beside is not None:
                 said += self.beside.kill(f"step {request.step}: {reason}", request.stem)
             found += self.answer(request, status, reason)
+        if self.beside is not None:
+            said += self.beside.urge(self.limit if self._lies_idle(self.beside) else None)
         return found, said
 
     @property
@@ -155,6 +170,14 @@ class Asked:
         """The evaluator ends, wherever it is; what it has claimed is free again."""
         if self.beside is not None:
             self.beside.close(0.0)
+
+    def _lies_idle(self, beside: Beside) -> bool:
+        """Whether something waits that nobody is at, and what our evaluator is at is nothing that waits."""
+        waiting = self._waiting
+        at = waiting.get(beside.at or "")
+        if at is not None and ledger.is_claimed(self.run, at):
+            return False
+        return not all(ledger.is_claimed(self.run, request) for request in waiting.values())
 
     def _late(self) -> Iterator[tuple[Request, Status, str]]:
         """Those that will not be answered any more. One that waits for its turn has all the time."""

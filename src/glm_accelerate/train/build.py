@@ -18,6 +18,7 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pipeline import steps
 from glm_accelerate.evaluate.beside import Beside
+from glm_accelerate.evaluate.decide import best
 from glm_accelerate.evaluate.examine import GlmExaminer, exam_of
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.memory.frozen import FrozenWeights
@@ -46,6 +47,7 @@ from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, p
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.asked import Asked
+from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.directory import (
     give_up_after,
     make_ready,
@@ -62,7 +64,7 @@ from glm_accelerate.train.settle import Settled, Start, begun_on, settle
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.sparing import recompute_as_needed
 from glm_accelerate.train.state import Held, Progress, moved, restore
-from glm_accelerate.train.watch import neighbours, watch_over
+from glm_accelerate.train.watch import held_already, neighbours, watch_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def built(
 ) -> Generator[Built, None, None]:
     """Everything from the files of a config to the first step; held until the run ends."""
     with ExitStack() as held:
+        held_before = held_already(pick_device())
 
         def take() -> None:
             make_ready(directory)
@@ -115,7 +118,7 @@ def built(
         crowd = neighbours(pick_device()) if ranks.first else []
         for warning in [*notes, *warnings, *crowd]:
             events.emit("warning", {"said": warning})
-        run = _run(settled, model, optimizer, progress, events, half)
+        run = _run(settled, model, optimizer, progress, events, half, held_before)
         try:
             yield Built(run, proofs, resumed)
         finally:
@@ -230,10 +233,13 @@ def _run(
     progress: Progress,
     events: Events,
     half: Half | None,
+    held_before: int,
 ) -> Run:
     config, plan, ranks, inputs = settled.config, settled.plan, settled.ranks, settled.inputs
     said = env.launched()
     job = said.job if said is not None else ""
+    first, named = progress.position if settled.choice.paths else -1, settled.choice.explicit
+    branch = Branch(settled.directory, first, settled.attempt, ranks, named)
     saver = Saver(
         run=settled.directory,
         checkpointer=Checkpointer(
@@ -247,7 +253,8 @@ def _run(
         attempt=settled.attempt,
         run_id=settled.run_id,
         progress=progress,
-        branch=progress.position if settled.choice.explicit else None,
+        best=lambda: best(progress.judging.prefix, config.evaluate.margin),
+        branch=branch,
         hold=lambda: moved(model, optimizer, ranks),
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method, "job": job},
@@ -273,8 +280,8 @@ def _run(
         events=events,
         saver=saver,
         ranks=ranks,
-        watch=watch_over(plan, inputs.train.lengths, model.embed.device),
-        evaluation=_evaluation(settled, model, optimizer, progress, events),
+        watch=watch_over(plan, inputs.train.lengths, model.embed.device, held_before),
+        evaluation=_evaluation(settled, model, optimizer, progress, events, branch),
         half=half,
         rehearse=lambda: rehearsal(settled, model, optimizer, progress, events, fused),
         fused=fused,
@@ -282,7 +289,7 @@ def _run(
 
 
 def _evaluation(
-    settled: Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events
+    settled: Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events, branch: Branch
 ) -> Evaluation | None:
     """Inline on the trainer's own weights, or by snapshots that others evaluate."""
     config, plan, ranks = settled.config, settled.plan, settled.ranks
@@ -333,6 +340,7 @@ def _evaluation(
         whole=exam.looks == (len(held_out),),
         inline=examiner if inline else None,
         snapshots=None if inline else snapshots,
+        branch=branch,
         settle=lambda: free(model),
         where="inline" if inline else plan.evaluate_where,
     )
@@ -350,6 +358,7 @@ def _beside(settled: Settled, events: Events) -> Beside | None:
             cores=_left_over(plan),
             oldest=section.keep == "all" or section.decides,
             host_bytes=sum(item.bytes for item in items if item.what == "evaluator"),
+            device_bytes=plan.evaluate_bytes,
         )
     except UserError as error:
         events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})

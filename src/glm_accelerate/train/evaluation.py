@@ -5,17 +5,16 @@ What has decided by then is all that can: when a result arrives never changes th
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glm_accelerate.checkpoint.checkpointer import Outcome
-from glm_accelerate.checkpoint.find import BEST
+from glm_accelerate.checkpoint.find import BEST, best_of
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.config.schema import EvaluateSection
-from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.decide import best, finalists, judge, lowered, overshoot, stopped_at
+from glm_accelerate.evaluate.decide import Judged, best, finalists, judge, lowered, overshoot, stopped_at
 from glm_accelerate.evaluate.exam import Items
 from glm_accelerate.evaluate.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.results import Request, Result
@@ -23,6 +22,7 @@ from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.asked import GIVEN_UP, Asked
+from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.state import Judging, Progress
 
@@ -51,11 +51,12 @@ class Evaluation:
     whole: bool  # every evaluation has all held-out samples
     inline: GlmExaminer | None  # on the trainer's own weights
     snapshots: Snapshots | None  # otherwise
+    branch: Branch  # that of earlier attempts
     settle: Callable[[], None]  # after an evaluation inline
     where: str
     lowered: int = 0  # how often the learning rate was
     stopped: str | None = None  # why there is nothing more to train
-    _decided: int = -1  # the last evaluation that counts
+    _unnamed: int | None = None  # the best step, as long as its checkpoint is still to come
     _looked: float = 0.0
     _ready: list[int] = field(default_factory=list[int])  # steps whose snapshot is there, not posted yet
     _whole: dict[int, Result] = field(default_factory=dict[int, Result])  # of finalists, on all samples
@@ -65,10 +66,16 @@ class Evaluation:
         return self.progress.judging
 
     def begin(self, interrupted: Interrupted, *, fresh: bool) -> None:
-        """Before the first step. What earlier attempts asked and found beyond it is given up."""
-        branch = -1 if fresh else self.progress.position
-        self.ranks.decide(lambda: ledger.abandon_after(self.run, branch, self.attempt))
+        """Before the first step."""
+        if not self.branch.named:
+            self.branch.give_up()
+        self.branch.then = self._keep_best
+        known = [one for one in self.judging.prefix if one.step <= self.judging.told]
+        self.lowered, self.stopped = self._lowered(known), self._stop(known)  # as it was decided
+        self._begin_plan()
         self.asked.remember()
+        if self.ranks.first:
+            self.asked.answer_others()
         if self.snapshots is not None:
             self.snapshots.stage()
         if fresh:
@@ -76,8 +83,8 @@ class Evaluation:
             self._ask(0)
         else:
             self._ask_again()
-            self._name(best(self.judging.prefix, self.section.margin))
-            self._decide(interrupted, again=True)
+            self._keep_best()
+            self._decide(interrupted)
 
     def after(self, step: int, interrupted: Interrupted) -> str | None:
         """All that happens between two steps. Returns why to stop, if that was decided."""
@@ -102,8 +109,25 @@ class Evaluation:
             self._land(self.snapshots.close(limit))
             self._post_ready()
 
+    def _begin_plan(self) -> None:
+        """Answers to other questions don't compare: where others are asked than before, judging begins anew
+        with the weights as they are. A rate that was lowered stays so.
+        """
+        judging, position = self.judging, self.progress.position
+        if judging.plan not in ("", self.asked.plan):  # the first checkpoints don't say
+            judging.asked[:], judging.told, judging.lowered = [position], -1, self.lowered
+            judging.judged.clear()
+            self.stopped = None
+            said = "data.dev, evaluate, a file of a metric, or the tokenizer is another"
+            self._warn(
+                [f"evaluations ask otherwise than before ({said}): step {position} is the first that counts"]
+            )
+        judging.plan = self.asked.plan
+
     def _ask(self, step: int) -> None:
         """Have the weights as they are evaluated."""
+        if step > self.branch.step:
+            self.branch.give_up()
         if step not in self.judging.asked:
             self.judging.asked.append(step)
         self.asked.attempts[step] = self.attempt
@@ -173,6 +197,8 @@ class Evaluation:
             results, said = self.asked.look()
             self._warn(said)
             self._take(results)
+            if self._unnamed is not None:
+                self._name(self._unnamed)
         self._post_ready()
 
     def _land(self, outcomes: Iterable[Outcome]) -> None:
@@ -207,46 +233,61 @@ class Evaluation:
             self.judging.judged[result.step] = judge(result, self.judging.judged)
             if result.status == "done" and result.loss is not None:
                 self.progress.losses[result.step] = result.loss
-            prefix, margin = self.judging.prefix, self.section.margin
-            self._name(best(prefix, margin))
-            if self.snapshots is not None:
-                later = self.judging.judged.keys() - {one.step for one in prefix}  # they may still win
-                wanted = {*self.judging.pending, *finalists(prefix, margin), *later, *self.asked.compared}
-                self.snapshots.keep(wanted)
+            self._keep_best()
 
-    def _decide(self, interrupted: Interrupted, *, again: bool = False) -> str | None:
-        """What follows from the evaluations whose time has come, on all ranks. `again`: as it was decided."""
+    def _keep_best(self) -> None:
+        """Name the best, and let snapshots go that nobody will want. As long as another branch may be gone on
+        with, all stays as that has it.
+        """
+        if not self.ranks.first or not self.branch.given_up:
+            return
+        prefix, margin = self.judging.prefix, self.section.margin
+        self._name(best(prefix, margin))
+        if self.snapshots is not None:
+            later = self.judging.judged.keys() - {one.step for one in prefix}  # they may still win
+            compared = self.asked.compared(self.progress.position)
+            self.snapshots.keep({*self.judging.pending, *finalists(prefix, margin), *later, *compared})
+
+    def _decide(self, interrupted: Interrupted) -> str | None:
+        """What follows from the evaluations whose time has come, on all ranks."""
         until = self.progress.position - self.lag
         due = max((step for step in self.judging.asked if step <= until), default=-1)
-        if self.section.decides and due > self._decided and self.stopped is None:
-            said = self.ranks.decide(lambda: self._conclude(due, interrupted, again))
+        if self.section.decides and due > self.judging.told and self.stopped is None:
+            said = self.ranks.decide(lambda: self._conclude(due, interrupted))
             if said is not None:  # else a signal: it is decided when the run goes on
-                self._decided, self.lowered, self.stopped = due, said["lowered"], said["stopped"]
+                self.judging.told, self.lowered, self.stopped = due, said["lowered"], said["stopped"]
         return self.stopped
 
-    def _conclude(self, step: int, interrupted: Interrupted, again: bool) -> dict[str, Any] | None:
+    def _conclude(self, step: int, interrupted: Interrupted) -> dict[str, Any] | None:
         """The decision that is due: from the evaluations up to this step and no other."""
         if not self._heard(step, interrupted):
             return None
         section, position, said = self.section, self.progress.position, list[str]()
         prefix = [one for one in self.judging.prefix if one.step <= step]
-        times, stopped = 0, None
-        if section.lower_rate_after is not None:
-            times = lowered(prefix, section.lower_rate_after, section.margin)
+        times, stopped = self._lowered(prefix), self._stop(prefix)
         if times > self.lowered:
             share, patience = section.lower_rate_by**times, section.lower_rate_after
             said.append(
                 f"the learning rate is {share:g} of the schedule's from step {position + 1} on: "
                 f"no gain in {patience} evaluations up to step {step}"
             )
-        patience = section.stop_after
-        if patience is not None and (at := stopped_at(prefix, patience, section.margin)) is not None:
-            stopped = f"no gain in {patience} evaluations up to step {at}"
-            over = overshoot(prefix, patience, section.margin, position)
+        if stopped is not None and section.stop_after is not None:
+            over = overshoot(prefix, section.stop_after, section.margin, position)
             said.append(f"stop: {stopped}; overshoot {over} steps")
-        for sentence in () if again else said:
+        for sentence in said:
             self.events.emit("decision", {"step": position, "said": sentence})
         return {"lowered": times, "stopped": stopped}
+
+    def _lowered(self, prefix: Sequence[Judged]) -> int:
+        """How often the learning rate is lowered by then."""
+        patience, margin = self.section.lower_rate_after, self.section.margin
+        return 0 if patience is None else self.judging.lowered + lowered(prefix, patience, margin)
+
+    def _stop(self, prefix: Sequence[Judged]) -> str | None:
+        """Why training ends by then, if it does."""
+        patience, margin = self.section.stop_after, self.section.margin
+        at = None if patience is None else stopped_at(prefix, patience, margin)
+        return None if at is None else f"no gain in {patience} evaluations up to step {at}"
 
     def _heard(self, step: int, interrupted: Interrupted) -> bool:
         """Wait for the evaluations up to this step, but not for ever; False if there is something urgent."""
@@ -318,16 +359,19 @@ class Evaluation:
         return winner
 
     def _name(self, step: int | None) -> None:
-        """Leave word which weights are the best. As long as only the beginning is known, none are."""
+        """Leave word which weights are the best. As long as only the beginning is known, none are. Inline
+        there is a checkpoint some time after this: until then the best before it stays named.
+        """
         if not self.ranks.first:
             return
         judged = any(one.loss is not None for one in self.judging.judged.values() if one.step)
         paths = (f"snapshots/snapshot-{step}", f"checkpoints/checkpoint-{step}") if judged else ()
         there = next((path for path in paths if (self.run / path).is_dir()), None)
+        self._unnamed = step if paths and there is None else None
         try:
-            if there is None:
+            if there is None and (step is None or best_of(self.run) is None):
                 (self.run / BEST).unlink(missing_ok=True)
-            else:
+            elif there is not None:
                 write_text(self.run / BEST, f"{there}\n")
         except OSError as error:
             self._warn([f"which weights are the best cannot be written: {error.strerror}"])

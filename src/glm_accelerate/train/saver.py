@@ -23,7 +23,7 @@ from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.env import cores
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.directory import give_up_after
+from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.state import Pieces, Progress
 
 PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
@@ -47,7 +47,8 @@ class Saver:
     run_id: str
     past: Past  # earlier attempts of this run
     progress: Progress
-    branch: int | None  # later checkpoints than this step's give way to the first one of this start
+    best: Callable[[], int | None]  # the step that evaluations have found best so far
+    branch: Branch  # that of earlier attempts, which gives way to the first checkpoint of this start
     hold: Callable[[], Pieces]
     fingerprints: Mapping[str, str]
     facts: Mapping[str, Any]
@@ -79,10 +80,8 @@ class Saver:
         return decide(_policy(self.section), measured, event).save
 
     def _is_best(self) -> bool:
-        """Whether the evaluation after this very step found the lowest loss of all steps."""
-        losses, step = self.progress.levels, self.progress.position
-        wanted = self.section.keep_best > 0 and step in losses
-        return wanted and losses[step] == min(losses[one] for one in losses if one)
+        """Whether the evaluation after this very step found it better than all before."""
+        return self.section.keep_best > 0 and self.best() == self.progress.position
 
     def save(self, *, final: bool = False) -> None:
         """Take the state as it is. Nothing is queued: while one is still being written, this one is left out.
@@ -100,9 +99,7 @@ class Saver:
             said = f"no checkpoint at step {step}: the one before is still being written"
             self.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
             return
-        if (step_of_start := self.branch) is not None:
-            self.ranks.decide(lambda: give_up_after(self.run, step_of_start))
-            self.branch = None
+        self.branch.give_up()
         self._last = time.perf_counter()
         facts = {**self.facts, "loss": self.progress.losses.get(step)}
         if self.progress.level.jumped is not None:
@@ -187,6 +184,7 @@ class Saver:
             keep_of(self.section),
             run_id=self.run_id,
             losses=self.progress.levels,
+            best=self.best(),
             pending=self.progress.judging.pending,
             jumped=self.progress.level.jumped,
         )

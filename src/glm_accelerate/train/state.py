@@ -42,6 +42,9 @@ class Judging:
 
     asked: list[int] = field(default_factory=list[int])  # steps
     judged: dict[int, Judged] = field(default_factory=dict[int, Judged])  # those that were answered
+    plan: str = ""  # what they ask: answers to anything else don't compare
+    told: int = -1  # up to which step what follows was decided, and told
+    lowered: int = 0  # how often the learning rate was while something else was asked
 
     @property
     def pending(self) -> list[int]:
@@ -57,7 +60,8 @@ class Judging:
     def from_json(said: Mapping[str, Any]) -> "Judging":
         """What `asdict` gave, after JSON made words of steps."""
         judged = {int(step): Judged(**one) for step, one in said["judged"].items()}
-        return Judging(said["asked"], judged)
+        rest = {name: said[name] for name in ("plan", "told", "lowered") if name in said}  # not in the first
+        return Judging(said["asked"], judged, **rest)
 
 
 @dataclass(slots=True)

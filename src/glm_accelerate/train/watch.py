@@ -8,25 +8,27 @@ import torch
 
 from glm_accelerate.data.store import Int32s
 from glm_accelerate.data.types import Step
+from glm_accelerate.memory.host import PROCESS
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import memory_in_use
+from glm_accelerate.runtime.device import give_back_memory, memory_in_use, reset_peak
 
 BESIDE = 0.5  # on a CPU all of a process is seen, kernels that oneDNN keeps and libraries among it
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """`lengths`: of all samples, in tokens."""
+    """`lengths`: of all samples, in tokens. `held`: bytes that are none of the run's."""
 
     monitor: Monitor
     lengths: Int32s
     device: torch.device
+    held: int
 
     def drift(self, step: Step) -> str | None:
         """After a step: the warning, once."""
-        return self.monitor.drift(step.number, memory_in_use(self.device))
+        return self.monitor.drift(step.number, self._in_use())
 
     @contextmanager
     def over(self, step: Step) -> Generator[None, None, None]:
@@ -37,16 +39,26 @@ class Watch:
             if not ran_out(error):
                 raise
             lengths = [int(self.lengths[number]) for number in step.numbers]
-            in_use, others = memory_in_use(self.device), others_on(self.device)
+            in_use, others = self._in_use(), others_on(self.device)
             raise self.monitor.exhausted(step.number, lengths, in_use, others) from error
 
+    def _in_use(self) -> int:
+        return max(0, memory_in_use(self.device) - self.held)
 
-def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device) -> Watch:
-    """With the cure that the ladder has for this run."""
+
+def held_already(device: torch.device) -> int:
+    """Before a run begins, as in a notebook: what this process holds beyond what every one does."""
+    give_back_memory()  # what a run before has freed is no data of somebody else's
+    reset_peak(device)
+    return max(0, memory_in_use(device) - (PROCESS if device.type == "cpu" else 0))
+
+
+def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) -> Watch:
+    """With the cure that the ladder has for this run. `held`: as `held_already` said."""
     assert plan.memory is not None
     cure = f"{plan.sparing} --accept config"
     margin = BESIDE if device.type == "cpu" else MARGIN
-    return Watch(Monitor(plan.memory.watched(plan.device), cure, margin), lengths, device)
+    return Watch(Monitor(plan.memory.watched(plan.device), cure, margin), lengths, device, held)
 
 
 def neighbours(device: torch.device) -> list[str]:

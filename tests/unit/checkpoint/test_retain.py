@@ -55,6 +55,16 @@ def test_the_last_and_the_best() -> None:
     ]
 
 
+def test_the_best_that_was_decided_stays_before_lower_figures() -> None:
+    """A later step that is as good as equal takes no place, however its figure looks."""
+    entries = entries_of({100: 2.0, 200: 1.999, 300: 2.5, 400: None})
+    decided = [replace(entry, best=entry.step == 100) for entry in entries]
+    assert steps(choose_stale(entries, Keep(1, 1), NOW)) == [100, 300]
+    assert steps(choose_stale(decided, Keep(1, 1), NOW)) == [200, 300]
+    assert steps(choose_stale(decided, Keep(1, 2), NOW)) == [300]
+    assert steps(choose_stale(decided, Keep(1, 0), NOW)) == [100, 200, 300]
+
+
 @pytest.mark.parametrize("last", [0, -1])
 def test_the_newest_stays_whatever_is_asked(last: int) -> None:
     assert steps(choose_stale(entries_of({1: None, 2: None}), Keep(last, -1), NOW)) == [1]

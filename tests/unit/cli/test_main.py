@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import subprocess
@@ -104,6 +105,42 @@ def test_what_happens_in_a_verb_decides_the_exit_code(
     told = capsys.readouterr().err
     assert "RuntimeError: oh" in told
     assert told.splitlines()[-1].startswith("error: this is a bug in glm-accelerate")
+
+
+def test_what_a_disk_refuses_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Full, over quota, read-only or not ours: one line with the name, if there is one. Other errors of the
+    system stay ours.
+    """
+
+    def told(error: OSError, code: int) -> str:
+        monkeypatch.setattr(cli, "_dispatch", raising(error))
+        assert cli.main(["x"]) == code
+        return capsys.readouterr().err
+
+    make_room = "(make room, then run the same again)\n"
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        assert told(OSError(number, os.strerror(number)), 2) == f"error: {os.strerror(number)} {make_room}"
+    assert told(OSError(errno.ENOSPC, "full", "a/b"), 2) == f"error: a/b: full {make_room}"
+    for number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        line = told(OSError(number, os.strerror(number), "a/b"), 2)
+        assert line.startswith(f"error: a/b: {os.strerror(number)} (let this user read and write there")
+        assert line.count("\n") == 1
+    for error in (PermissionError(errno.EPERM, "no file is named"), OSError(errno.EIO, "broken", "a/b")):
+        assert "this is a bug" in told(error, 1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_output_to_a_full_disk() -> None:
+    """As it is really written; Python does not complain once more when it exits."""
+    command = [sys.executable, "-m", "glm_accelerate.cli.main", "--help"]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    told = "error: No space left on device (make room, then run the same again)\n"
+    assert (answer.returncode, answer.stderr) == (2, told)
 
 
 def test_the_error_is_red_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from glm_accelerate.evaluate.decide import (
     Judged,
     answered,
     best,
+    comparable,
     finalists,
     judge,
     lowered,
@@ -99,6 +100,21 @@ def test_once_decided_more_results_never_change_it():
         assert stops == sorted(stops, key=lambda stop: stop is not None)
         times = [lowered(prefix, 2, 0.01) for prefix in prefixes]
         assert times == sorted(times)
+
+
+def test_whatever_a_later_step_can_be_compared_with_is_known():
+    """The best up to a step that is still to come: whichever that is, and whatever is found until then."""
+    for losses in product([1.0, 1.02, 2.0, None], repeat=5):
+        prefix = line(*losses)
+        for until in (0, 10, 25, 30, 50, 60):
+            bests = {
+                best([one for one in prefix if one.step <= step], 0.01) for step in range(until, 61, 5)
+            } - {None}
+            assert set(comparable(prefix, 0.01, until)) == bests
+            for known in range(6):  # what was found later takes nothing away
+                assert bests & {one.step for one in prefix[:known]} <= set(
+                    comparable(prefix[:known], 0.01, until)
+                )
 
 
 @pytest.mark.parametrize("loss", [None, math.nan, math.inf, -math.inf])

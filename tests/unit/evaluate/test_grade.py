@@ -1,6 +1,7 @@
 """Scoring in processes: whatever their number the same scores, and nothing that a metric does reaches us."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -160,6 +161,20 @@ def test_with_no_metric_left_nothing_is_waited_for(tmp_path):
     scores, troubles = graded([f"{path}:score"], PAIRS)
     assert scores == {number: {} for number in range(len(PAIRS))}
     assert troubles == [f"{path}:score, sample 0: the process that scored it ended with code 1"]
+
+
+def test_where_no_process_can_be_started_metrics_fail_and_no_more():
+    """As on a machine with too many of them: here files are what there are too many of."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        scores, troubles = graded(["exact_match"], PAIRS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert scores == {number: {} for number in range(len(PAIRS))}
+    assert troubles == ["exact_match: no process can be started to score it: Too many open files"]
 
 
 def test_a_killed_worker_is_replaced(own):

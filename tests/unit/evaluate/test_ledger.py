@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -272,6 +273,46 @@ def test_a_late_answer_of_a_branch_that_was_given_up_is_dropped(tmp_path: Path) 
     assert [result.step for result in ledger.results(tmp_path)] == [3]
     # What was asked before the branch is still its attempt's to answer.
     assert ledger.publish(tmp_path, found(6))
+
+
+ROUNDS = 10
+
+
+def _publish_all(run: Path) -> None:
+    """An evaluator that answers eight at a time, in each attempt until that is given up."""
+
+    def publish(first: int) -> None:
+        for attempt in range(1, ROUNDS + 1):
+            step, goes_on = first, True
+            while goes_on:
+                ledger.ask(run, asked(step, attempt))
+                goes_on = ledger.publish(run, found(step, attempt))
+                step += 8
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(publish, range(9000, 9008)))
+
+
+def test_what_is_published_while_a_branch_is_given_up_hinders_nobody(tmp_path: Path) -> None:
+    """Requests go as they are answered, between the moment that they are listed and that they would move."""
+    folder = tmp_path / "evals"
+    folder.mkdir()
+    evaluator = multiprocessing.get_context("spawn").Process(target=_publish_all, args=(tmp_path,))
+    evaluator.start()
+    try:
+        for attempt in range(1, ROUNDS + 1):
+            for step in range(100, 300):  # they move before those that are being answered
+                (folder / f"{asked(step, attempt).stem}.asked.json").touch()
+            ends = time.monotonic() + 30
+            while not list(folder.glob(f"9*-{PLAN}-{attempt}.json")):
+                assert time.monotonic() < ends
+                assert evaluator.is_alive()
+            ledger.abandon_after(tmp_path, 0, attempt + 1)
+        evaluator.join(30)
+        assert evaluator.exitcode == 0
+    finally:
+        evaluator.kill()
+    assert ledger.listing(tmp_path) == ledger.Listing([], [], [])
 
 
 def test_leftovers_of_killed_evaluators_are_swept(tmp_path: Path) -> None:

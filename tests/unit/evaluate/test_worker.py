@@ -241,6 +241,29 @@ def test_which_runs_leave_no_evaluation_out(run: Path, said: str, every_one: boo
     assert all_count(run) is every_one
 
 
+def test_an_answer_waits_for_a_disk_that_takes_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stays claimed, and why it waits is said once. Here another has the name of what is to be written."""
+    request, in_the_way = ask(run, 3), run / "evals" / f"3-{PLAN}-1.items.json"
+    in_the_way.mkdir()
+    follower = threading.Thread(target=follow, args=(run, Recorder(), Following(once=True, poll=0.01)))
+    follower.start()
+    ends, told = time.monotonic() + 20, ""
+    while "cannot be written" not in told and time.monotonic() < ends:
+        told += capsys.readouterr().err
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert ledger.is_claimed(run, request)
+    assert is_leased(run / request.weights) is False  # it is read, and may go
+    assert follower.is_alive()
+    in_the_way.rmdir()
+    follower.join(20)
+    assert status(run) == {3: "done"}
+    assert not ledger.is_claimed(run, request)
+    assert ledger.read_items(run, request.stem) is not None
+    told += capsys.readouterr().err
+    assert told.count("the answer about step 3 waits, as it cannot be written: [Errno 21]") == 1
+
+
 def test_a_broken_request_is_passed_over_and_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask(run, 3)
     (run / "evals" / f"6-{PLAN}-1.asked.json").write_text("{}")

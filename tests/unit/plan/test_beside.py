@@ -31,7 +31,10 @@ def config(**evaluate: object) -> RunConfig:
 
 def test_a_spare_device_comes_first() -> None:
     place = place_of(config(), GPUS, 3, LONG)
-    assert (place.where, place.device) == ("beside", "cuda:3")
+    assert (place.where, place.device, place.bytes) == ("beside", "cuda:3", 1.2 * 2 * GB + 3 * GB)
+    assert place_of(config(where="beside"), GPUS, 3, LONG).bytes == place.bytes
+    for elsewhere in (place_of(config(), CPU, 1, LONG), place_of(config(where="beside"), GPUS, 4, LONG)):
+        assert (elsewhere.device, elsewhere.bytes) == ("cpu", 0)
 
 
 def test_a_spare_device_has_to_hold_what_training_divides() -> None:
@@ -118,7 +121,7 @@ def test_the_plan_tells_how_long_the_largest_takes(tiny_run: dict[str, Any]) -> 
     assert plan.evaluate_seconds == pytest.approx(expected, rel=0.01)
     said = json.loads(json.dumps(asdict(plan)))
     assert RunPlan.from_json(said) == plan
-    del said["evaluate_seconds"]  # as an older run has it
+    del said["evaluate_seconds"], said["evaluate_bytes"]  # as an older run has it
     assert RunPlan.from_json(said).evaluate_seconds == 0
 
 

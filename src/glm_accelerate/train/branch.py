@@ -1,0 +1,46 @@
+"""What earlier attempts did beyond the step from which a start goes on: their branch, which is given up.
+
+a start at a step that the user has named -> the branch stays whole -> the first save or question: moved aside
+Checkpoints, results and snapshots go in the same moment, so that what is there always belongs together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_accelerate.checkpoint import retain
+from glm_accelerate.checkpoint.format import FOLDER
+from glm_accelerate.checkpoint.publish import sweep
+from glm_accelerate.evaluate import ledger
+from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.runtime.errors import UserError
+
+
+@dataclass(slots=True)
+class Branch:
+    """All ranks call `give_up` at the same steps."""
+
+    run: Path
+    step: int  # -1: a start at the beginning
+    attempt: int
+    ranks: Ranks
+    named: bool  # by the user: else what is beyond the step is damaged, or to be begun anew
+    given_up: bool = False
+    then: Callable[[], object] = bool
+
+    def give_up(self) -> None:
+        """Before anything of this start lies beyond its step. One that ends before has changed nothing."""
+        if self.given_up:
+            return
+        self.ranks.decide(self._move_aside)
+        self.given_up = True
+        self.then()
+
+    def _move_aside(self) -> None:
+        try:
+            sweep(self.run / FOLDER)
+            retain.abandon_after(self.run, self.step)
+            ledger.abandon_after(self.run, self.step, self.attempt)
+        except OSError as error:
+            said = f"what is later than step {self.step} cannot be moved aside: {error.strerror}"
+            raise UserError(said, where=error.filename or self.run) from error

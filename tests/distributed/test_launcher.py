@@ -1,0 +1,146 @@
+"""The launcher's bad days: a rank that alone has something to say, and a disk on which nobody can."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm_accelerate.checkpoint.find import published
+
+Said = dict[str, Any]
+
+FAULTY = '''
+"""Ranks among which some come to a mistake in their third step."""
+import os
+import sys
+from glm_accelerate.cli import main, ranks
+from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train import loop
+
+right, one_rank = loop.update, ranks.one_rank
+
+
+def update(model, optimizer, step, *more, **named):
+    if step.number == 3:
+        raise UserError("out of memory", where="step 3", cure="a smaller step")
+    return right(model, optimizer, step, *more, **named)
+
+
+def faulty(args):
+    if os.environ["RANK"] in os.environ["FAULTY"].split():
+        loop.update = update
+    return one_rank(args)
+
+
+def go():
+    ranks.one_rank = faulty
+    sys.exit(main.main())
+'''
+IMPATIENT = """
+import sys
+from glm_accelerate.cli import main
+from glm_accelerate.parallel import heartbeat
+
+heartbeat.QUIET, heartbeat.LOST = 2.0, 3.0
+sys.exit(main.main())
+"""
+
+
+@pytest.fixture
+def words(tiny_run: Said, tmp_path: Path) -> list[str]:
+    """Of a run of two ranks in tmp_path/run."""
+    data = {name: value for name, value in tiny_run["data"].items() if name != "dev"}
+    config = tmp_path / "ranks.yaml"
+    config.write_text(yaml.safe_dump({**tiny_run, "data": data}))
+    return ["train", str(config), "--run", str(tmp_path / "run"), "--nproc", "2"]
+
+
+@pytest.mark.parametrize("who", ["1", "0 1"])
+def test_a_mistake_ends_the_job_and_is_said_once(who: str, words: list[str], tmp_path: Path) -> None:
+    """Whichever rank comes to it, alone or all together: nothing is started again."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import faulty; faulty.go()"
+    done = subprocess.run(
+        [sys.executable, "-c", start, *words],
+        env=os.environ | {"FAULTY": who},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("error: step 3: out of memory (a smaller step)") == 1
+    assert "another rank" not in done.stderr
+    assert "starting again" not in done.stderr
+
+
+def fill(disk: Path) -> None:
+    """So that no file can be made any more, also in the place of one that was being replaced."""
+    for turn in range(5):
+        with suppress(OSError):
+            for number in itertools.count():
+                (disk / f"ballast-{turn}-{number}").touch()
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
+    """A small one for files of a moment, those of signs of life among them."""
+    return mount(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64m,nr_inodes=200", "tmpfs")
+
+
+@pytest.fixture
+def job(words: list[str], disk: Path, tmp_path: Path) -> Generator[subprocess.Popen[str]]:
+    """A long one that trains, under an impatient launcher."""
+    line = [sys.executable, "-c", IMPATIENT, *words, "train.steps=100000", "checkpoint.every=50000"]
+    room, log = os.environ | {"TMPDIR": str(disk)}, tmp_path / "run" / "events.jsonl"
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(line, env=room, stderr=subprocess.PIPE, stdout=nowhere, text=True) as job:
+        while not log.exists() or '"step"' not in log.read_text():
+            assert job.poll() is None
+            time.sleep(0.05)
+        yield job
+        job.kill()
+
+
+def test_a_full_disk_kills_no_rank(job: subprocess.Popen[str], disk: Path, tmp_path: Path) -> None:
+    """Signs of life end, training does not; with room again they are back. The signal that stops the job is
+    passed on while the disk is full.
+    """
+    fill(disk)
+    time.sleep(4.5)
+    for ballast in disk.glob("ballast-*"):
+        ballast.unlink()
+    time.sleep(1.5)
+    ages = [time.time() - sign.stat().st_mtime for sign in disk.glob("glm-accelerate-*/rank-*.json")]
+    fill(disk)
+    time.sleep(0.5)
+    job.send_signal(signal.SIGTERM)
+    said = job.communicate(timeout=30)[1]
+    assert job.returncode == 75, said
+    assert len(ages) == 2
+    assert max(ages) < 3
+    assert len(re.findall("no signs of life can be written", said)) == 1
+    assert "killing" not in said
+    assert "starting again" not in said
+    assert published(tmp_path / "run")
+
+
+def test_a_disk_too_full_to_start_again_is_named(job: subprocess.Popen[str], disk: Path) -> None:
+    fill(disk)
+    (sign,) = disk.glob("glm-accelerate-*/rank-1.json")
+    os.kill(json.loads(sign.read_text())["process"], signal.SIGKILL)
+    said = job.communicate(timeout=40)[1]
+    assert job.returncode == 2, said
+    assert said.splitlines()[-1].startswith(f"error: {disk}/"), said
+    assert "No space left on device (make room" in said

@@ -1,0 +1,26 @@
+"""What a run is told of its memory is about the run: a notebook that holds data before it is no drift."""
+
+import torch
+
+from glm_accelerate.memory.host import PROCESS
+from glm_accelerate.runtime.device import keep_freed_memory
+from glm_accelerate.train.watch import held_already
+
+CPU = torch.device("cpu")
+SMALL, MANY = 2**15, 2**13  # bytes of a tensor that the heap holds, and how many of them are 256 MiB
+
+
+def test_what_the_process_held_before_is_counted_apart() -> None:
+    before = held_already(CPU)
+    data = torch.ones(PROCESS + 2**28, dtype=torch.uint8)
+    assert held_already(CPU) - before >= 2**28
+    del data
+    assert held_already(CPU) - before < 2**27
+
+
+def test_what_a_run_before_has_freed_is_not_held() -> None:
+    keep_freed_memory()  # as every run does: the heap stays
+    data = [torch.ones(SMALL, dtype=torch.uint8) for _ in range(MANY)]
+    held = held_already(CPU)
+    data.clear()
+    assert held_already(CPU) <= max(0, held - 2**27)
