@@ -190,9 +190,11 @@ def writer() -> Callable[[int], None]:
 
 
 def ended(process: int) -> bool:
-    """Gone, or waiting only to be heard of: then its files are closed."""
+    """Gone, or waiting only to be heard of: then its files are closed, if no other thread of it is left."""
+    folder = Path(f"/proc/{process}")
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        waits = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return waits and len(os.listdir(folder / "task")) == 1
     except OSError:
         return True
 
