@@ -23,6 +23,7 @@ from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
 from glm_accelerate.evaluate.results import Request, Result
 from glm_accelerate.evaluate.worker import holding
 from glm_accelerate.memory.monitor import ran_out
+from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
@@ -120,7 +121,9 @@ def _compute_in(examiner: GlmExaminer, precision: Precision | None) -> None:
     """In reduced precision, how far that is from full is measured on a few samples."""
     if precision is not None:
         dtype: torch.dtype = getattr(torch, precision)
-        examiner.model.compute, examiner.by = dtype, {**examiner.by, "dtype": precision}
+        if dtype != examiner.model.compute:
+            compute_in(examiner.model, dtype)
+        examiner.by = {**examiner.by, "dtype": precision}
         examiner.check = dtype != torch.float32
 
 

@@ -28,6 +28,7 @@ from glm_accelerate.evaluate.metrics import needs_answers
 from glm_accelerate.evaluate.results import Comparison, Request, Result
 from glm_accelerate.evaluate.score import document_losses
 from glm_accelerate.memory.monitor import ran_out
+from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.run_plan import RunPlan
@@ -216,9 +217,10 @@ class GlmExaminer:
         """How far the loss of a few samples is from that in float32."""
         few = self.exam.order[:CHECKED]
         reduced = self.measure(few)
-        compute, self.model.compute = self.model.compute, torch.float32
+        compute, compiled = self.model.compute, self.model.compiled
+        compute_in(self.model, torch.float32)
         full = self.measure(few)
-        self.model.compute = compute
+        compute_in(self.model, compute, compiled=compiled)
         return float(reduced.losses_N.sum() - full.losses_N.sum()) / max(1.0, float(full.targets_N.sum()))
 
 

@@ -34,6 +34,12 @@ def bind_operators(model: Decoder, *, compiled: bool = False) -> None:
             part.native = form == "native"
 
 
+def compute_in(model: Decoder, dtype: torch.dtype | None, *, compiled: bool = False) -> None:
+    """Products and operators in another dtype from now on: those that know one alone give way."""
+    model.compute = dtype
+    bind_operators(model, compiled=compiled)
+
+
 def bound(model: Decoder, *, training: bool = True) -> list[Choice]:
     """Every operator's path in this model. That its parts hold what the list says is our own invariant."""
     facts, compute, sizes = facts_of(model.embed.device), model.compute or model.embed.dtype, model.sizes

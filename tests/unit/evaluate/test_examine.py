@@ -14,6 +14,9 @@ from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.results import Request, whole_plan
 from glm_accelerate.evaluate.score import sample_losses, split
+from glm_accelerate.kernels.native.build import lacking
+from glm_accelerate.models.bind import bind_operators
+from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -148,6 +151,21 @@ def test_the_measured_difference_of_reduced_precision(examiner, model):
     assert 0 < abs(said) < 0.5
     assert model.compute == torch.bfloat16
     assert ask(examiner).result.by["float32 differs by"] == f"{said:.2g}"  # measured once
+
+
+@pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
+def test_operators_that_know_one_dtype_alone_give_way_to_others(examiner, model):
+    """As on processors with bfloat16 tiles, where `train` takes them; in float32 they would fail."""
+    wide = Decoder(replace(model.sizes, width=32, mlp_width=64), model.origin)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in wide.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+    wide.compute = torch.bfloat16
+    bind_operators(wide, compiled=True)
+    assert wide.form == "native"
+    said = float(ask(replace(examiner, model=wide, check=True)).result.by["float32 differs by"])
+    assert 0 < abs(said) < 0.5
+    assert (wide.form, wide.compiled, wide.compute) == ("native", True, torch.bfloat16)
 
 
 def test_what_was_measured_counts_also_where_no_answer_can_be_had(examiner, model):
