@@ -29,9 +29,9 @@ from benchmarks.race.report import Origin, number, origin, publish
 from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.config.schema import AdaptSection, RunConfig
 from glm_accelerate.data.inputs import open_inputs
-from glm_accelerate.data.order import even_choice
 from glm_accelerate.data.pipeline import batches
 from glm_accelerate.data.types import Step
+from glm_accelerate.evaluate.examine import choice_of
 from glm_accelerate.evaluate.score import held_out_loss
 from glm_accelerate.export.export import export
 from glm_accelerate.kernels.compiled import missing
@@ -191,7 +191,7 @@ def starts(config: RunConfig, share: int) -> dict[str, float]:
     directory = Path(config.model.path)
     inputs = open_inputs(config.data, directory)
     assert inputs.dev is not None
-    chosen = even_choice(len(inputs.dev), int(config.evaluate.samples), 0)
+    chosen = choice_of(inputs.dev).order[: int(config.evaluate.samples)].tolist()  # as the runs do
     held: dict[str, float] = {}
     for name in ("each its own", "first", "last", "mean", "mean, turned to the first"):
         model = load_model(directory, dtype=torch.float32)
