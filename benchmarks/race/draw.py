@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.race.job import Job, read_job
 from benchmarks.race.ours import config_of
 from benchmarks.race.samples import Tokens, write_samples
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
-from glm_accelerate.data.order import even_choice
 from glm_accelerate.data.store import Store
 from glm_accelerate.plan.resolve import order_of
 
@@ -28,6 +29,14 @@ def in_order(job: Job, config: RunConfig, inputs: Inputs) -> list[int]:
     if len(numbers) < job.steps * job.batch:
         raise SystemExit(f"{job.data} has {len(inputs.train)} samples, {job.steps * job.batch} are needed")
     return numbers
+
+
+def even_choice(count: int, wanted: int, seed: int) -> Sequence[int]:
+    """The same `wanted` of `count` numbers for every call with this seed, in order."""
+    if wanted >= count:
+        return range(count)
+    chosen = np.random.Generator(np.random.PCG64([seed, 2 << 32])).permutation(count)[:wanted]
+    return sorted(int(number) for number in chosen)
 
 
 def tokens_of(store: Store, numbers: Sequence[int]) -> list[Tokens]:

@@ -155,3 +155,11 @@ def test_the_runner_itself_never_imports_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False)
     assert done.returncode == 0
+
+
+def test_even_choice_is_fixed_and_without_repeats() -> None:
+    chosen = list(draw.even_choice(1000, 64, 0))
+    assert chosen == list(draw.even_choice(1000, 64, 0)) == sorted(set(chosen))
+    assert len(chosen) == 64
+    assert chosen != list(draw.even_choice(1000, 64, 1))
+    assert list(draw.even_choice(5, 64, 0)) == [0, 1, 2, 3, 4]

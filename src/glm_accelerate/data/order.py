@@ -3,7 +3,7 @@
 So the data part of a resume is one integer, and any number of ranks sees the same samples in a step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,11 +79,3 @@ def _cut_by_tokens(
         steps.append(drawn[start:stop])
         start = stop
     return steps
-
-
-def even_choice(count: int, wanted: int, seed: int) -> Sequence[int]:
-    """The same `wanted` of `count` numbers for every call with this seed, in order."""
-    if wanted >= count:
-        return range(count)
-    chosen = np.random.Generator(np.random.PCG64([seed, 2 << 32])).permutation(count)[:wanted]
-    return sorted(int(number) for number in chosen)

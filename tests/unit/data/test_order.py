@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from glm_accelerate.data.order import Order, even_choice
+from glm_accelerate.data.order import Order
 
 
 def order(count: int = 37, **changes: object) -> Order:
@@ -72,11 +72,3 @@ def test_parts_of_an_epoch() -> None:
     assert order().steps_in(1) == 8
     assert order().steps_in(2.5) == 20
     assert order().steps_in(0.01) == 1
-
-
-def test_even_choice_is_fixed_and_without_repeats() -> None:
-    chosen = list(even_choice(1000, 64, 0))
-    assert chosen == list(even_choice(1000, 64, 0)) == sorted(set(chosen))
-    assert len(chosen) == 64
-    assert chosen != list(even_choice(1000, 64, 1))
-    assert list(even_choice(5, 64, 0)) == [0, 1, 2, 3, 4]
