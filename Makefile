@@ -15,7 +15,7 @@ test: $(VENV)/.dev lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 prove: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove -o faulthandler_timeout=1500
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks

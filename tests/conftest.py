@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -95,6 +97,19 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return make
+
+
+@pytest.fixture
+def spawn() -> Generator[Callable[..., "subprocess.Popen[Any]"]]:
+    """spawn(words, **how): a process that is gone after the test, also after one that is broken off."""
+    with ExitStack() as started:
+
+        def do(words: Sequence[str], **how: Any) -> "subprocess.Popen[Any]":
+            process = started.enter_context(subprocess.Popen(words, **how))
+            started.callback(process.kill)
+            return process
+
+        yield do
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,28 +63,25 @@ def make(run):
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Generator[Callable[..., list[subprocess.Popen[str]]]]:
+def start(
+    tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> Callable[..., list[subprocess.Popen[str]]]:
     """start(run, *words): an evaluator's ranks as a launcher starts them; none is left after the test."""
-    with ExitStack() as started:
 
-        def begin(run: Path, *words: str) -> list[subprocess.Popen[str]]:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            command = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), *words]
-            ranks: list[subprocess.Popen[str]] = []
-            for rank in range(RANKS):
-                said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port}
-                surroundings = os.environ | {name: str(value) for name, value in said.items()}
-                one = subprocess.Popen(
-                    command, cwd=tmp_path, env=surroundings | {"MASTER_ADDR": "127.0.0.1"}, text=True
-                )
-                started.callback(one.wait)
-                started.callback(one.kill)
-                ranks.append(one)
-            return ranks
+    def begin(run: Path, *words: str) -> list[subprocess.Popen[str]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), *words]
+        ranks: list[subprocess.Popen[str]] = []
+        for rank in range(RANKS):
+            said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port}
+            surroundings = os.environ | {name: str(value) for name, value in said.items()}
+            one = spawn(command, cwd=tmp_path, env=surroundings | {"MASTER_ADDR": "127.0.0.1"}, text=True)
+            ranks.append(one)
+        return ranks
 
-        yield begin
+    return begin
 
 
 def until(done: Callable[[], bool], seconds: float = 40) -> None:

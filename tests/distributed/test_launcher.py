@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -100,17 +100,18 @@ def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(words: list[str], disk: Path, tmp_path: Path) -> Generator[subprocess.Popen[str]]:
+def job(
+    words: list[str], disk: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> subprocess.Popen[str]:
     """A long one that trains, under an impatient launcher."""
     line = [sys.executable, "-c", IMPATIENT, *words, "train.steps=100000", "checkpoint.every=50000"]
     room, log = os.environ | {"TMPDIR": str(disk)}, tmp_path / "run" / "events.jsonl"
     nowhere = subprocess.DEVNULL
-    with subprocess.Popen(line, env=room, stderr=subprocess.PIPE, stdout=nowhere, text=True) as job:
-        while not log.exists() or '"step"' not in log.read_text():
-            assert job.poll() is None
-            time.sleep(0.05)
-        yield job
-        job.kill()
+    job = spawn(line, env=room, stderr=subprocess.PIPE, stdout=nowhere, text=True)
+    while not log.exists() or '"step"' not in log.read_text():
+        assert job.poll() is None
+        time.sleep(0.05)
+    return job
 
 
 def test_a_full_disk_kills_no_rank(job: subprocess.Popen[str], disk: Path, tmp_path: Path) -> None:

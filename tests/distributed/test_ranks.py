@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +103,18 @@ def test_the_weights_differ_by_what_adam_makes_of_rounding(config: Path, tmp_pat
     assert max(float((one[name] - three[name]).abs().max()) for name in one if name[0] == "w") < 2e-6
 
 
-def test_a_killed_rank_costs_no_more_than_an_interval(config: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_costs_no_more_than_an_interval(
+    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Two ranks, dropout on, one killed: the job goes on by itself and ends bit-identical."""
     more = ["adapt.method=lora", "adapt.dropout=0.2", "parallel.shard=full", "train.steps=40"]
     go(config, tmp_path / "whole", 2, *more)
     run = tmp_path / "killed"
-    with subprocess.Popen(
-        command(config, run, 2, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as job:
-        while job.poll() is None and steps_done(run) < 12:
-            time.sleep(0.01)
-        os.kill(processes(job.pid)[1], signal.SIGKILL)
-        said = job.communicate(timeout=50)[0].decode()
+    job = spawn(command(config, run, 2, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while job.poll() is None and steps_done(run) < 12:
+        time.sleep(0.01)
+    os.kill(processes(job.pid)[1], signal.SIGKILL)
+    said = job.communicate(timeout=50)[0].decode()
     assert job.returncode == 0, said
     assert len(re.findall(r"launcher: rank \d \(process \d+\) ended by SIGKILL", said)) == 1
     assert "this is a bug" not in said
@@ -125,16 +126,18 @@ def test_a_killed_rank_costs_no_more_than_an_interval(config: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", [["--resume", "never"], ["--resume", "15"]])
-def test_a_job_started_again_keeps_what_it_did(words: list[str], config: Path, tmp_path: Path) -> None:
+def test_a_job_started_again_keeps_what_it_did(
+    words: list[str], config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """What the words say of the beginning was done by the first attempt: a crash does not do it again."""
     run = tmp_path / "run"
     go(config, run, 2)
     more = ["train.steps=160", "--accept-changes", *words]
-    with subprocess.Popen(command(config, run, 2, *more), stderr=subprocess.PIPE, text=True) as job:
-        while job.poll() is None and not 60 <= saved(run) < 150:
-            time.sleep(0.01)
-        os.kill(processes(job.pid)[1], signal.SIGKILL)
-        said = job.communicate(timeout=50)[1]
+    job = spawn(command(config, run, 2, *more), stderr=subprocess.PIPE, text=True)
+    while job.poll() is None and not 60 <= saved(run) < 150:
+        time.sleep(0.01)
+    os.kill(processes(job.pid)[1], signal.SIGKILL)
+    said = job.communicate(timeout=50)[1]
     assert job.returncode == 0, said
     events = read_events(run / "events.jsonl")
     begun = [event["step"] for event in events if event["kind"] in ("start", "resume")]
@@ -154,9 +157,11 @@ def test_saved_at_three_and_gone_on_with_at_two_and_one(config: Path, tmp_path: 
         assert other == pytest.approx(one, rel=1e-5)
 
 
-def test_a_stopped_rank_is_named_in_seconds(config: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_in_seconds(
+    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     run = tmp_path / "run"
-    job = subprocess.Popen(
+    job = spawn(
         command(config, run, 2, "train.steps=100000"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -189,13 +194,15 @@ def test_a_stopped_rank_is_named_in_seconds(config: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_signals_end_all_ranks_with_everything_saved(
-    number: signal.Signals, whole_group: bool, config: Path, tmp_path: Path
+    number: signal.Signals,
+    whole_group: bool,
+    config: Path,
+    tmp_path: Path,
+    spawn: Callable[..., subprocess.Popen[str]],
 ) -> None:
     run = tmp_path / "run"
     line = command(config, run, 2, "train.steps=100000")
-    job = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    job = spawn(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     while job.poll() is None and steps_done(run) < 3:
         time.sleep(0.02)
     if whole_group:
@@ -209,15 +216,18 @@ def test_signals_end_all_ranks_with_everything_saved(
 
 
 @pytest.mark.parametrize("when", ["starting", "training"])
-def test_ranks_end_with_their_launcher(when: str, config: Path, tmp_path: Path) -> None:
+def test_ranks_end_with_their_launcher(
+    when: str, config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Killed, it can tell nobody; ranks that stayed would hold their memory for ever."""
     run = tmp_path / "run"
     line = command(config, run, 2, "train.steps=100000")
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
-        while len(ranks := processes(job.pid)) < 2 or (when == "training" and steps_done(run) < 3):
-            assert job.poll() is None
-            time.sleep(0.02)
-        job.kill()
+    job = spawn(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(ranks := processes(job.pid)) < 2 or (when == "training" and steps_done(run) < 3):
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.kill()
+    job.wait()
     while any(alive(process) for process in ranks.values()):  # the suite's time limit is the test
         time.sleep(0.05)
 
@@ -234,10 +244,12 @@ def test_a_mistake_is_said_once(config: Path, tmp_path: Path) -> None:
     assert len(re.findall("nowhere.jsonl", answer.stderr.replace("\n", ""))) == 1
 
 
-def test_a_job_that_gets_nowhere_is_given_up(config: Path, tmp_path: Path) -> None:
+def test_a_job_that_gets_nowhere_is_given_up(
+    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """A rank that dies each time before the first checkpoint: three attempts, then the launcher says so."""
     more = ["train.steps=100000", "checkpoint.every=50000"]
-    job = subprocess.Popen(
+    job = spawn(
         command(config, tmp_path / "run", 2, *more),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -52,11 +52,19 @@ class Trainer:
         """The command, in this process."""
         return command("train", str(self.config), "--run", str(run), *words)
 
-    def start(self, run: Path, *words: str, under: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-        """The command, in a process of its own."""
+    @contextlib.contextmanager
+    def start(
+        self, run: Path, *words: str, under: tuple[str, ...] = ()
+    ) -> "Generator[subprocess.Popen[str]]":
+        """The command, in a process of its own that is gone afterwards."""
         line = [*under, sys.executable, "-m", "glm_accelerate.cli.main", "train", str(self.config)]
         pipe = subprocess.PIPE
-        return subprocess.Popen([*line, "--run", str(run), *words], stdout=pipe, stderr=pipe, text=True)
+        line += ["--run", str(run), *words]
+        with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def watched(
         self, run: Path, watch: "Callable[[Event], None]", patient: Collection[int] = (), *words: str

@@ -96,21 +96,22 @@ def test_c8_a_name_that_says_another_step(trainer, holds, refused, warned, run: 
     assert (run / "abandoned" / "checkpoint-30").is_dir()
 
 
-def test_c9_a_second_trainer_is_told_who_is_there(trainer, holds, refused, run: Path) -> None:
+def test_c9_a_second_trainer_is_told_who_is_there(trainer, holds, refused, run: Path, spawn) -> None:
     """Process, host and since when; it changes nothing. The first, killed, leaves no hindrance."""
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*") if path.name != "lock")
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(run)], stdin=pipe, stdout=pipe) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == b"held\n"
-        said = trainer.train(run)
-        refused(said, f"process {first.pid} on {socket.gethostname()}, since ", "is training here", "--run")
-        since = re.search(r"since (\S+ \S+) UTC", said.err)
-        assert since is not None
-        age = datetime.now(UTC) - datetime.fromisoformat(f"{since[1]}+00:00")
-        assert timedelta(seconds=-1) < age < timedelta(minutes=1)
-        assert before == sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*") if p.name != "lock")
-        first.kill()
+    first = spawn([sys.executable, "-c", HOLD, str(run)], stdin=pipe, stdout=pipe)
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"held\n"
+    said = trainer.train(run)
+    refused(said, f"process {first.pid} on {socket.gethostname()}, since ", "is training here", "--run")
+    since = re.search(r"since (\S+ \S+) UTC", said.err)
+    assert since is not None
+    age = datetime.now(UTC) - datetime.fromisoformat(f"{since[1]}+00:00")
+    assert timedelta(seconds=-1) < age < timedelta(minutes=1)
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*") if p.name != "lock")
+    first.kill()
+    first.wait()
     assert trainer.train(run).code == 0
     holds(run)
 

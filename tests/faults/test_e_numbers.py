@@ -69,7 +69,7 @@ def one_rank(path: Path, poisoned: int) -> list[dict[str, object]]:
     return told
 
 
-def test_e2_an_infinite_gradient_on_one_rank_only(trainer) -> None:
+def test_e2_an_infinite_gradient_on_one_rank_only(trainer, spawn) -> None:
     """No rank applies that step, all apply the others, and they stay equal to the last bit."""
     model = yaml.safe_load(trainer.config.read_text())["model"]["path"]
     with socket.socket() as free:
@@ -78,7 +78,7 @@ def test_e2_an_infinite_gradient_on_one_rank_only(trainer) -> None:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     line = ["env", *(f"{name}={value}" for name, value in place.items())]
     jobs = [
-        subprocess.Popen(
+        spawn(
             [*line, f"RANK={rank}", sys.executable, __file__, model, "1"], stdout=subprocess.PIPE, text=True
         )
         for rank in (0, 1)

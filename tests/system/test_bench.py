@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,11 @@ def test_a_child_that_cannot_be_measured_has_said_why(config: Path, place: Path)
 @pytest.mark.parametrize(
     "words", [["step"], ["step", "--compare", "adapt.method=full"], ["checkpoint"]], ids=str
 )
-def test_ctrl_c_leaves_nothing_behind(config: Path, place: Path, words: list[str]) -> None:
+def test_ctrl_c_leaves_nothing_behind(
+    config: Path, place: Path, words: list[str], spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     command = [*VERB, words[0], str(config), *words[1:], "--steps", "1000000", "--rounds", "1000000"]
-    running = subprocess.Popen(
+    running = spawn(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -48,20 +48,18 @@ def test_one_question(model_dir):
     assert done.stdout == shown(answer_of(model_dir, "hello", 12)) + "\n"
 
 
-def test_a_conversation_in_which_an_answer_is_broken_off(model_dir):
+def test_a_conversation_in_which_an_answer_is_broken_off(model_dir, spawn):
     words = [*VERB, "chat", str(model_dir), "--max-new-tokens", "90000"]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as chat:
-        assert chat.stdin is not None
-        assert chat.stdout is not None
-        assert b"Ctrl-C" in chat.stdout.readline()
-        chat.stdin.write(b"hello\n")
-        chat.stdin.flush()
-        assert len(chat.stdout.read(40)) == 40  # it streams: 90,000 tokens would take minutes
-        chat.send_signal(signal.SIGINT)
-        chat.stdin.write(b"/clear\n")
-        rest, complaints = chat.communicate(timeout=30)  # and the end of input is Ctrl-D
+    chat = spawn(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    assert b"Ctrl-C" in chat.stdout.readline()
+    chat.stdin.write(b"hello\n")
+    chat.stdin.flush()
+    assert len(chat.stdout.read(40)) == 40  # it streams: 90,000 tokens would take minutes
+    chat.send_signal(signal.SIGINT)
+    chat.stdin.write(b"/clear\n")
+    rest, complaints = chat.communicate(timeout=30)  # and the end of input is Ctrl-D
     assert chat.returncode == 0, complaints
     assert "broken off" in rest.decode()
     assert not complaints

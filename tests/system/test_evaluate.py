@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -177,18 +178,20 @@ def test_a_run_is_followed_by_hand_and_reported_on(
     ElementTree.parse(run / "evals" / "report.svg")
 
 
-def test_an_interrupted_follower_leaves_the_rest_to_others(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+def test_an_interrupted_follower_leaves_the_rest_to_others(
+    tiny_run: dict[str, Any], tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     run = trained(tiny_run, tmp_path, where="external", patience=0)
     with (run / "events.jsonl").open("a") as log:
         log.write('{"time": 0.0, "kind": "start", "attempt": 2, "step": 14}\n')
-    with subprocess.Popen([*VERB, str(run), "--follow"], stderr=subprocess.PIPE, text=True) as follower:
-        assert follower.stderr is not None
-        deadline = time.monotonic() + 50
-        seen = ""
-        while "step 14: loss" not in seen and time.monotonic() < deadline:
-            seen += follower.stderr.readline()
-        follower.send_signal(signal.SIGINT)  # it waits for more, as the run goes on
-        rest = follower.communicate(timeout=30)[1]
+    follower = spawn([*VERB, str(run), "--follow"], stderr=subprocess.PIPE, text=True)
+    assert follower.stderr is not None
+    deadline = time.monotonic() + 50
+    seen = ""
+    while "step 14: loss" not in seen and time.monotonic() < deadline:
+        seen += follower.stderr.readline()
+    follower.send_signal(signal.SIGINT)  # it waits for more, as the run goes on
+    rest = follower.communicate(timeout=30)[1]
     assert follower.returncode == 75, seen + rest
     assert "Traceback" not in seen + rest
     plan = results(run)[0].plan

@@ -268,7 +268,9 @@ def test_without_an_evaluated_step_nothing_is_called_the_best(tiny_run: Said, tm
     assert (run / "best").read_text() == "checkpoints/checkpoint-14\n"
 
 
-def test_a_signal_ends_the_wait_for_late_evaluations(tiny_run: Said, tmp_path: Path) -> None:
+def test_a_signal_ends_the_wait_for_late_evaluations(
+    tiny_run: Said, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Nobody follows, the decision waits for ten minutes at least: SIGTERM is heard at once, all is saved."""
     run = tmp_path / "run"
     said = {
@@ -277,17 +279,15 @@ def test_a_signal_ends_the_wait_for_late_evaluations(tiny_run: Said, tmp_path: P
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(said))
     words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(tmp_path / "c.yaml")]
-    with subprocess.Popen(
-        [*words, "--run", str(run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        ends = time.monotonic() + 40
-        while not (run / "events.jsonl").is_file() or len(told(run, "step")) < 2:
-            assert time.monotonic() < ends
-            time.sleep(0.1)
-        time.sleep(1.0)
-        assert len(told(run, "step")) == 2  # it waits
-        process.terminate()
-        assert process.wait(20) == 75
+    process = spawn([*words, "--run", str(run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    ends = time.monotonic() + 40
+    while not (run / "events.jsonl").is_file() or len(told(run, "step")) < 2:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    time.sleep(1.0)
+    assert len(told(run, "step")) == 2  # it waits
+    process.terminate()
+    assert process.wait(20) == 75
     assert told(run, "stop")[-1]["reason"] == "SIGTERM"
     assert open_model(run).step == 2
 

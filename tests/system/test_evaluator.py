@@ -638,32 +638,35 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_it_ends_with_its_trainer(run: Path, own: str, stopped: bool) -> None:
+def test_it_ends_with_its_trainer(
+    run: Path, own: str, stopped: bool, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """However that ends, and even if the evaluator is stopped then."""
     says(run, "slow 600")
     request = ask(run, 3)
     command = [sys.executable, "-c", PARENT, str(run), str(run.parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        until(lambda: ledger.is_claimed(run, request))
-        if stopped:
-            os.kill(child, signal.SIGSTOP)
-        parent.kill()
+    parent = spawn(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    until(lambda: ledger.is_claimed(run, request))
+    if stopped:
+        os.kill(child, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
     until(lambda: not _lives(child), seconds=20)
     until(lambda: not ledger.is_claimed(run, request), seconds=5)  # its threads end a moment after it
     assert ledger.waiting(run) == [request]
 
 
-def test_by_hand(run: Path, own: str) -> None:
+def test_by_hand(run: Path, own: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """A signal frees what was claimed and says so with 75; once is once; a mistake is the user's with 2."""
     words = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--build"]
     says(run, "slow 600")
     request = ask(run, 3)
-    with subprocess.Popen([*words, own], cwd=run.parent) as process:
-        until(lambda: ledger.is_claimed(run, request))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 75
+    process = spawn([*words, own], cwd=run.parent)
+    until(lambda: ledger.is_claimed(run, request))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
     assert not ledger.is_claimed(run, request)
     says(run, "well")
     once = subprocess.run([*words, own, "--once", "--cores", "0"], cwd=run.parent, check=False, timeout=60)

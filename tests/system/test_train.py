@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,14 @@ def test_all_counts_come_back() -> None:
         assert all(getattr(one, field.name) != getattr(other, field.name) for field in fields(one))
 
 
-def test_killed_anywhere_it_goes_on(command: list[str], tiny_run: Said, tmp_path: Path) -> None:
+def test_killed_anywhere_it_goes_on(
+    command: list[str], tiny_run: Said, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """SIGKILL at different moments, until the run gets through; the result is as if nothing had happened."""
     go(tiny_run, tmp_path / "whole")
     events = tmp_path / "run" / "events.jsonl"
     for wanted in (2, 7, 11):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None:
             if events.exists() and max(steps(tmp_path / "run"), default=0) >= wanted:
                 process.kill()
@@ -142,8 +145,10 @@ def test_killed_anywhere_it_goes_on(command: list[str], tiny_run: Said, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_save_and_exit_75(number: signal.Signals, command: list[str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
+def test_signals_save_and_exit_75(
+    number: signal.Signals, command: list[str], tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = spawn(
         [*command, "train.steps=100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     events = tmp_path / "run" / "events.jsonl"
@@ -183,10 +188,10 @@ def test_an_explicit_start_reads_no_directory_of_checkpoints(
     assert (run / "abandoned" / "checkpoint-8").is_dir()
 
 
-def test_only_one_trainer_a_directory(tiny_run: Said, command: list[str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*command, "train.steps=100000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def test_only_one_trainer_a_directory(
+    tiny_run: Said, command: list[str], tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = spawn([*command, "train.steps=100000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not (tmp_path / "run" / "events.jsonl").exists():
             time.sleep(0.02)

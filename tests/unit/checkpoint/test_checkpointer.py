@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -362,13 +362,13 @@ for step in range(1, 10_000):
 
 
 @pytest.mark.parametrize("mode", ["staged", "plain"])
-def test_killed_while_saving(mode: str, tmp_path: Path) -> None:
+def test_killed_while_saving(mode: str, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """SIGKILL at random moments of a process that does nothing but save: whatever is published verifies."""
     draw = random.Random(2)
     for number in range(2):
         run = tmp_path / str(number)
         run.mkdir()
-        process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(run), mode])
+        process = spawn([sys.executable, "-c", SAVE_FOREVER, str(run), mode])
         while not (run / "checkpoints" / "checkpoint-3").exists():
             assert process.poll() is None
             time.sleep(0.005)

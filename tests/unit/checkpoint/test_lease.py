@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,9 +38,9 @@ def holder(path: Path) -> Generator[subprocess.Popen[str]]:
     """Another process that holds it."""
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
         try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
             yield process
         finally:
             process.kill()
@@ -93,13 +93,15 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="sees in /proc/locks that it waits")
-def test_what_is_being_deleted_is_not_held(tmp_path: Path) -> None:
+def test_what_is_being_deleted_is_not_held(
+    tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
     """The lease comes too late: it waits for the deletion, and then says what happened."""
     path = make(tmp_path, 1)
     command = [sys.executable, "-c", HOLD, str(path)]
     with sole(path) as free:
         assert free
-        late = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        late = spawn(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         while not re.search(rf"-> FLOCK .* {late.pid} ", Path("/proc/locks").read_text()):
             assert late.poll() is None
             time.sleep(0.01)

@@ -213,7 +213,7 @@ def test_texts_of_any_kind_arrive_as_they_were(own):
 
 
 @pytest.mark.parametrize("hanging", ["hangs", "backtracks"])
-def test_an_interrupt_of_the_group_does_not_end_workers_and_the_end_of_the_parent_does(own, hanging):
+def test_an_interrupt_of_the_group_does_not_end_workers_and_the_end_of_the_parent_does(own, hanging, spawn):
     """A program that lives through Ctrl-C keeps its scores, even if that comes before a worker has begun;
     killed, it leaves no worker, not even a hanging one.
     """
@@ -235,7 +235,7 @@ with Grader(["{own}:process", "{own}:{hanging}"]) as grader:
     print(scorer, flush=True)
     sys.stdin.read()
 """
-    process = subprocess.Popen(
+    process = spawn(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,12 @@ def test_processes_of_a_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_of_somebody_else_is_found_here_and_ours_are_not() -> None:
+def test_a_process_of_somebody_else_is_found_here_and_ours_are_not(
+    spawn: Callable[..., subprocess.Popen[str]],
+) -> None:
     held = "held = bytearray(b'x') * (64 << 20); print('ready', flush=True); input()"
     made = [
-        subprocess.Popen(
+        spawn(
             [sys.executable, "-c", held],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
