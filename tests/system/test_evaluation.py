@@ -268,6 +268,25 @@ def test_without_an_evaluated_step_nothing_is_called_the_best(tiny_run: Said, tm
     assert (run / "best").read_text() == "checkpoints/checkpoint-14\n"
 
 
+def signal_writers(number: int) -> None:
+    """To the processes that write checkpoints and snapshots for this one."""
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for child in listed.read_text().split():
+            if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), number)
+
+
+def test_the_last_evaluation_is_not_left_out(tiny_run: Said, tmp_path: Path) -> None:
+    """The snapshot of step 12 is still being written at 13, which is left out, and at 14, which waits for it."""
+    halt = At(12, lambda: signal_writers(signal.SIGSTOP))
+    resume = At(14, lambda: threading.Timer(0.5, signal_writers, [signal.SIGCONT]).start())
+    said = {"evaluate": {**EVERY, "every": 1, "where": "external"}, "checkpoint": {"wait": True}}
+    go(tiny_run, tmp_path / "run", observers=[halt, resume], **said)
+    (left_out,) = (event for event in told(tmp_path / "run", "eval") if event["step"] == 13)
+    assert left_out["reason"] == "the snapshot before is still being written"
+    assert [request.step for request in ledger.waiting(tmp_path / "run")][-1] == 14
+
+
 def test_a_signal_ends_the_wait_for_late_evaluations(
     tiny_run: Said, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -200,8 +200,9 @@ def pid_of(run: Path, beside: Beside) -> int:
     return process.pid
 
 
-def test_beside(run: Path, start: Callable[..., Beside]) -> None:
+def test_beside(run: Path, start: Callable[..., Beside], monkeypatch: pytest.MonkeyPatch) -> None:
     """What it finds is right; it is nice, keeps to its share, and leaves our surroundings alone (G11)."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     surroundings = torch.get_rng_state(), torch.get_num_threads(), os.nice(0), os.sched_getaffinity(0)
     first = ask(run, 3)
     beside = start()

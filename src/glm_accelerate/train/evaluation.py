@@ -29,7 +29,7 @@ from glm_accelerate.train.state import Judging, Progress
 LOOK, PAUSE = 0.5, 0.05  # seconds between two looks at the results, while training and while it waits
 QUIET = 5.0  # seconds of waiting before a word, and then four times as many again
 MOMENT = 30.0  # seconds that the end of a run waits for a snapshot that is being written
-LANDING = 300.0  # ... and that training does where none may be left out
+LANDING = 300.0  # ... and that training does where this one may not be left out
 
 Interrupted = Callable[[], bool]  # whether somebody wants the run to stop
 
@@ -135,7 +135,7 @@ class Evaluation:
             self._examine(self.inline, step)
             return
         assert self.snapshots is not None
-        if self.section.keep == "all" or self.section.decides:
+        if self.section.keep == "all" or self.section.decides or step == self.last:
             self.snapshots.wait(LANDING)
         busy, given_up = self.ranks.total([self.snapshots.busy(), self.asked.given_up])
         if not busy and not given_up:

@@ -103,7 +103,8 @@ def test_scores_are_those_of_the_functions(own, processes):
         assert scores[number] == {**text_scores(names, reference, answer, cut), **expected}
 
 
-def test_a_worker_is_a_process_without_torch_and_its_chatter_is_not_ours(own, capfd):
+def test_a_worker_is_a_process_without_torch_and_its_chatter_is_not_ours(own, capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     scores, _ = graded([f"{own}:modules", f"{own}:process", f"{own}:prints", f"{own}:alias"], PAIRS)
     said = list(scores[0].values())
     assert said[0] == 0.0
