@@ -277,7 +277,7 @@ def signal_writers(number: int) -> None:
 
 
 def test_the_last_evaluation_is_not_left_out(tiny_run: Said, tmp_path: Path) -> None:
-    """The snapshot of step 12 is still being written at 13, which is left out, and at 14, which waits for it."""
+    """The snapshot of step 12 is still being written at 13, which is left out, and at 14, which waits."""
     halt = At(12, lambda: signal_writers(signal.SIGSTOP))
     resume = At(14, lambda: threading.Timer(0.5, signal_writers, [signal.SIGCONT]).start())
     said = {"evaluate": {**EVERY, "every": 1, "where": "external"}, "checkpoint": {"wait": True}}
