@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/glm-accelerate demo
 
 test: $(VENV)/.dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 prove: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove -o faulthandler_timeout=1500

@@ -1,8 +1,7 @@
 """Evaluation of several ranks' training: inline each takes its share, beside one evaluator has the whole."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,19 @@ from glm_accelerate.observe.events import Event, read_events
 Said = dict[str, Any]
 
 
-def go(said: Said, run: Path, ranks: int, *more: str, **sections: Said) -> list[Event]:
-    merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in said.keys() | sections.keys()}
-    file = run.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump(merged))
-    words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(file), "--run", str(run)]
-    done = subprocess.run([*words, "--nproc", str(ranks), *more], capture_output=True, text=True, timeout=55)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return list(read_events(run / "events.jsonl"))
+@pytest.fixture
+def train(go: Callable[..., str]) -> Callable[..., list[Event]]:
+    """train(said, run, ranks, *words, **sections): the events of the run."""
+
+    def do(said: Said, run: Path, ranks: int, *more: str, **sections: Said) -> list[Event]:
+        keys = said.keys() | sections.keys()
+        merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in keys}
+        file = run.with_suffix(".yaml")
+        file.write_text(yaml.safe_dump(merged))
+        go(file, run, ranks, *more)
+        return list(read_events(run / "events.jsonl"))
+
+    return do
 
 
 def losses(events: list[Event]) -> dict[int, float]:
@@ -53,20 +57,24 @@ def said(tiny_run: Said) -> Said:
 
 
 @pytest.mark.parametrize(("ranks", "method"), [(2, "full"), (3, "lora")])
-def test_ranks_find_what_one_process_finds(ranks: int, method: str, said: Said, tmp_path: Path) -> None:
+def test_ranks_find_what_one_process_finds(
+    ranks: int, method: str, said: Said, tmp_path: Path, train: Callable[..., list[Event]]
+) -> None:
     """Divided weights, and rows dealt to the ranks. Before the first step all are equal."""
     adapt = {"method": method, "dropout": 0.0}
-    one = losses(go(said, tmp_path / "one", 1, adapt=adapt))
+    one = losses(train(said, tmp_path / "one", 1, adapt=adapt))
     answers = {"metrics": ["loss", "exact_match"]}
-    events = go(said, tmp_path / "many", ranks, adapt=adapt, evaluate=answers)
+    events = train(said, tmp_path / "many", ranks, adapt=adapt, evaluate=answers)
     assert losses(events)[0] == pytest.approx(one[0], rel=1e-6)
     assert sorted(losses(events)) == [0, 2, 4]
     assert all(event["metrics"].keys() == {"exact_match"} for event in events if event["kind"] == "eval")
 
 
-def test_an_evaluator_has_the_whole_of_divided_weights(said: Said, tmp_path: Path) -> None:
-    inline = losses(go(said, tmp_path / "inline", 2))
-    beside = losses(go(said, tmp_path / "beside", 2, evaluate={"where": "beside", "keep": "all"}))
+def test_an_evaluator_has_the_whole_of_divided_weights(
+    said: Said, tmp_path: Path, train: Callable[..., list[Event]]
+) -> None:
+    inline = losses(train(said, tmp_path / "inline", 2))
+    beside = losses(train(said, tmp_path / "beside", 2, evaluate={"where": "beside", "keep": "all"}))
     assert beside == pytest.approx(inline, rel=1e-5)
     mine, theirs = weights(tmp_path / "inline"), weights(tmp_path / "beside")
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -74,15 +82,19 @@ def test_an_evaluator_has_the_whole_of_divided_weights(said: Said, tmp_path: Pat
     assert manifest["ranks"] == 2
 
 
-def test_all_ranks_stop_where_it_was_decided(tiny_run: Said, tmp_path: Path) -> None:
+def test_all_ranks_stop_where_it_was_decided(
+    tiny_run: Said, tmp_path: Path, train: Callable[..., list[Event]]
+) -> None:
     evaluate = {"every": 2, "where": "beside", "stop_after": 1, "margin": 10.0, "lag": 3, "metrics": ["loss"]}
-    events = go({**tiny_run, "checkpoint": {"every": 20}}, tmp_path / "run", 2, evaluate=evaluate)
+    events = train({**tiny_run, "checkpoint": {"every": 20}}, tmp_path / "run", 2, evaluate=evaluate)
     assert max(event["step"] for event in events if event["kind"] == "step") == 5
     assert events[-1]["kind"] == "stop"
     assert events[-1]["reason"] == "done"
 
 
-def test_ranks_give_up_a_branch_together(tiny_run: Said, tmp_path: Path) -> None:
+def test_ranks_give_up_a_branch_together(
+    tiny_run: Said, tmp_path: Path, train: Callable[..., list[Event]]
+) -> None:
     """They go on from step 1, and ask at 2 before they save."""
     run = tmp_path / "run"
     said = {
@@ -91,9 +103,9 @@ def test_ranks_give_up_a_branch_together(tiny_run: Said, tmp_path: Path) -> None
         "evaluate": {"every": 2, "where": "external", "metrics": ["loss"], "keep": "all", "patience": 0},
         "checkpoint": {"every": 1, "keep_last": 9, "wait": True},
     }
-    go(said, run, 2)
+    train(said, run, 2)
     before = weights(run)
-    go(said, run, 2, "--resume", "1")
+    train(said, run, 2, "--resume", "1")
     assert [(request.step, request.attempt) for request in waiting(run)] == [(0, 1), (2, 2), (4, 2)]
     assert len(list(run.glob("abandoned/checkpoint-*"))) == 3
     assert len(list(run.glob("abandoned/snapshot-*"))) == 2
@@ -101,7 +113,9 @@ def test_ranks_give_up_a_branch_together(tiny_run: Said, tmp_path: Path) -> None
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_ranks_that_each_have_the_whole_share_the_answers(said: Said, tmp_path: Path) -> None:
+def test_ranks_that_each_have_the_whole_share_the_answers(
+    said: Said, tmp_path: Path, train: Callable[..., list[Event]]
+) -> None:
     """Seen by a metric, which is scored in children of the rank that answered."""
     metric = tmp_path / "own.py"
     metric.write_text(
@@ -117,11 +131,11 @@ def test_ranks_that_each_have_the_whole_share_the_answers(said: Said, tmp_path: 
         "parallel": {"shard": "off"},
         "evaluate": {"every": 4, "where": "inline", "metrics": metrics, "max_new_tokens": 8},
     }
-    go(said, tmp_path / "one", 1, **sections)
+    train(said, tmp_path / "one", 1, **sections)
     (alone,) = tmp_path.glob("by-*")
     asked = len(alone.read_text())
     alone.unlink()
-    events = go(said, tmp_path / "many", 3, **sections)
+    events = train(said, tmp_path / "many", 3, **sections)
     shares = [len(file.read_text()) for file in tmp_path.glob("by-*")]
     assert len(shares) == 3
     assert sum(shares) == asked

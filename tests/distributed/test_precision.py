@@ -1,8 +1,7 @@
 """float16 on several real processes: all skip the same steps, choose the same layers, learn what one does."""
 
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,7 @@ def config(tiny_run: Said, tmp_path: Path) -> Path:
     return path
 
 
-def go(config: Path, run: Path, ranks: int, *more: str) -> list[Said]:
-    line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
-    line += ["--nproc", str(ranks), *more]
-    answer = subprocess.run(line, check=False, capture_output=True, text=True, timeout=55)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+def events_of(run: Path) -> list[Said]:
     return read_events(run / "events.jsonl")
 
 
@@ -56,9 +51,12 @@ def choices(events: list[Said]) -> list[Said]:
 
 
 @pytest.mark.parametrize(("ranks", "shard"), [(2, "off"), (3, "full")])
-def test_ranks_skip_and_choose_together(ranks: int, shard: str, config: Path, tmp_path: Path) -> None:
-    one = go(config, tmp_path / "one", 1)
-    many = go(config, tmp_path / "many", ranks, f"parallel.shard={shard}")
+def test_ranks_skip_and_choose_together(
+    ranks: int, shard: str, config: Path, tmp_path: Path, go: Callable[..., str]
+) -> None:
+    go(config, tmp_path / "one", 1)
+    go(config, tmp_path / "many", ranks, f"parallel.shard={shard}")
+    one, many = events_of(tmp_path / "one"), events_of(tmp_path / "many")
     for events in (one, many):
         (told,) = choices(events)
         assert told["wide"] == {"layers.1": "float32"}
@@ -74,11 +72,12 @@ def test_ranks_skip_and_choose_together(ranks: int, shard: str, config: Path, tm
     assert losses[1][-1] == pytest.approx(losses[0][-1], rel=2e-2)
 
 
-def test_a_resume_goes_on_bit_for_bit(config: Path, tmp_path: Path) -> None:
+def test_a_resume_goes_on_bit_for_bit(config: Path, tmp_path: Path, go: Callable[..., str]) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
     go(config, whole, 2, "parallel.shard=full")
     shutil.copytree(whole, again, symlinks=True)
-    events = go(config, again, 2, "parallel.shard=full", "--resume", "4")
+    go(config, again, 2, "parallel.shard=full", "--resume", "4")
+    events = events_of(again)
     assert [event["step"] for event in kinds(events, "resume")] == [4]
     assert len(choices(events)) == 1  # the layers came out of the checkpoint
     last = f"checkpoints/checkpoint-{STEPS}"

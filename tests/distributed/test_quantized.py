@@ -1,8 +1,6 @@
 """A quantised base divided over ranks: the same bits as the whole one, and the same run."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,13 +97,6 @@ def config(tiny_run: Said, tmp_path: Path) -> Path:
     return path
 
 
-def go(config: Path, run: Path, ranks: int, *more: str) -> None:
-    line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
-    line += ["--nproc", str(ranks), *more]
-    answer = subprocess.run(line, check=False, capture_output=True, text=True, timeout=55)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
 def figures(run: Path) -> list[tuple[float, float]]:
     steps = [event for event in read_events(run / "events.jsonl") if event["kind"] == "step"]
     return [(float(str(event["loss"])), float(str(event["grad_norm"]))) for event in steps]
@@ -119,7 +110,9 @@ def state(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp8"])
-def test_two_ranks_learn_what_one_learns(kind: Kind, config: Path, tmp_path: Path) -> None:
+def test_two_ranks_learn_what_one_learns(
+    kind: Kind, config: Path, tmp_path: Path, go: Callable[..., str]
+) -> None:
     go(config, tmp_path / "one", 1, f"adapt.base={kind}")
     go(config, tmp_path / "two", 2, f"adapt.base={kind}", "parallel.shard=full")
     one, two = figures(tmp_path / "one"), figures(tmp_path / "two")
@@ -129,7 +122,9 @@ def test_two_ranks_learn_what_one_learns(kind: Kind, config: Path, tmp_path: Pat
         assert its_norm == pytest.approx(norm, rel=1e-4)
 
 
-def test_two_ranks_resumed_end_with_the_same_bits(config: Path, tmp_path: Path) -> None:
+def test_two_ranks_resumed_end_with_the_same_bits(
+    config: Path, tmp_path: Path, go: Callable[..., str]
+) -> None:
     more = ["adapt.base=int8", "adapt.dropout=0.2", "parallel.shard=full", "checkpoint.keep_last=9"]
     go(config, tmp_path / "whole", 2, *more)
     shutil.copytree(tmp_path / "whole", tmp_path / "again", symlinks=True)

@@ -107,22 +107,46 @@ def read_events(path: Path) -> list[dict[str, object]]:
         return []
     with path.open("rb") as lines:
         events = list(_parse(lines))
-    begun = {
-        _number(event, "attempt"): _number(event, "step") for event in events if event["kind"] in BEGINNINGS
-    }
+    counts = _counts(events)
+
+    def stands(event: dict[str, object]) -> bool:
+        return _number(event, "step") <= counts.get(_number(event, "attempt"), -1)
+
     latest: dict[tuple[object, int], int] = {}
-    for event in events:
+    for event in filter(stands, events):
         key = event["kind"], _number(event, "step")
         latest[key] = max(latest.get(key, 0), _number(event, "attempt"))
+    return [
+        event
+        for event in events
+        if event["kind"] not in REPEATABLE
+        or (stands(event) and latest[event["kind"], _number(event, "step")] == _number(event, "attempt"))
+    ]
 
-    def holds(event: dict[str, object]) -> bool:
-        if event["kind"] not in REPEATABLE:
-            return True
-        step, attempt = _number(event, "step"), _number(event, "attempt")
-        overtaken = any(later > attempt and step > first for later, first in begun.items())
-        return latest[event["kind"], step] == attempt and not overtaken
 
-    return [event for event in events if holds(event)]
+def _counts(events: Iterable[Event]) -> dict[int, float]:
+    """Up to which step each attempt is part of the run. One that a user began at an earlier step, and from
+    which nothing was gone on with, is not among them.
+    """
+    begun: dict[int, int] = {}
+    saved: dict[int, list[int]] = {}
+    for event in events:
+        attempt = _number(event, "attempt")
+        begun.setdefault(attempt, -1)
+        if event["kind"] in BEGINNINGS:
+            begun[attempt] = _number(event, "step")
+        elif event["kind"] == "checkpoint":
+            saved.setdefault(_number(event, "step"), []).append(attempt)
+    counts: dict[int, float] = {}
+    until, saver = math.inf, None  # the step from which the next was gone on with, and who saved it
+    for attempt in sorted(begun, reverse=True):
+        if saver is not None and saver < attempt and begun[attempt] < until:
+            continue
+        counts[attempt] = until
+        if -1 < begun[attempt] < until:
+            until = begun[attempt]
+            saver = max((one for one in saved.get(begun[attempt], ()) if one < attempt), default=None)
+    return counts
 
 
 def last_attempt(path: Path) -> int:

@@ -98,6 +98,27 @@ def test_starting_anew_leaves_nothing_of_the_first_attempt(tmp_path: Path) -> No
     assert [event["kind"] for event in read_events(path)] == ["start", "start"]
 
 
+def test_a_branch_that_came_to_nothing_is_no_part_of_the_run(tmp_path: Path) -> None:
+    """From step 2 once more, killed before its first checkpoint: the run goes on from where it was."""
+    path = tmp_path / "events.jsonl"
+
+    def steps(first: int, last: int) -> list[tuple[str, dict[str, object]]]:
+        return [("step", {"step": step}) for step in range(first, last + 1)]
+
+    log(path, 1, ("start", {"step": 0}), *steps(1, 2), ("checkpoint", {"step": 2}), *steps(3, 4))
+    log(path, 1, ("checkpoint", {"step": 4}), *steps(5, 5))
+    log(path, 2, ("resume", {"step": 2}), *steps(3, 5))
+    told = [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
+    assert told == [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
+    log(path, 3, ("resume", {"step": 4}), *steps(5, 6), ("checkpoint", {"step": 6}))
+    told = [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
+    assert told == [(1, 1), (1, 2), (1, 3), (1, 4), (3, 5), (3, 6)]
+    log(path, 4, ("resume", {"step": 4}), *steps(5, 6), ("checkpoint", {"step": 6}))
+    log(path, 5, ("resume", {"step": 6}), *steps(7, 7))
+    told = [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
+    assert told == [(1, 1), (1, 2), (1, 3), (1, 4), (4, 5), (4, 6), (5, 7)]
+
+
 def test_no_log_has_no_events_and_no_attempt(tmp_path: Path) -> None:
     assert read_events(tmp_path / "none") == []
     assert last_attempt(tmp_path / "none") == 0
