@@ -21,7 +21,7 @@ def go(said: Said, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
     config.write_text(yaml.safe_dump(said))
     line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
     words = [*line, "--nproc", "2", *more]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=55)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
 
 
 def figures(run: Path) -> list[tuple[float, float]]:

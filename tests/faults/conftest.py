@@ -185,7 +185,7 @@ def writer() -> Callable[[int], None]:
     """writer(signal): send it to the one writer process that belongs to this one."""
 
     def send(number: int) -> None:
-        ends = time.monotonic() + 10
+        ends = time.monotonic() + 60
         while not (there := writers()):  # a process that was just made has no command line yet
             assert time.monotonic() < ends
             time.sleep(0.002)

@@ -167,7 +167,7 @@ def test_a9_a_second_signal_while_the_last_save_is_written(
         process.send_signal(number)
         time.sleep(0.2)
         os.kill(writer, signal.SIGCONT)
-        said, errors = process.communicate(timeout=50)
+        said, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors
     assert "run the same command again" in said + errors
     steps = re.findall(r'"kind": "step", "attempt": 1, "step": (\d+)', (run / "events.jsonl").read_text())

@@ -39,7 +39,7 @@ def test_c4_an_explicit_path_where_nothing_may_be_listed(trainer, holds, run: Pa
             pytest.skip("this user may list everything")
         words = ["--resume", str(folder / "checkpoint-12")]
         with trainer.start(tmp_path / "new", *words, under=ORDINARY) as process:
-            said = process.communicate(timeout=50)
+            said = process.communicate(timeout=120)
     finally:
         folder.chmod(0o700)
     assert process.returncode == 0, said
@@ -119,7 +119,7 @@ def test_c9_a_second_trainer_is_told_who_is_there(trainer, holds, refused, run: 
 def test_c9_all_ranks_of_a_second_trainer_end(trainer, run: Path) -> None:
     """The first rank finds the lock held; the others hear of it, and it is said once."""
     with only_trainer(run), trainer.start(run, "--nproc", "2") as second:
-        _, errors = second.communicate(timeout=50)
+        _, errors = second.communicate(timeout=120)
     assert second.returncode == 2, errors
     assert errors.count("is training here") == 1
     assert f"process {os.getpid()} on {socket.gethostname()}, since " in errors

@@ -1,6 +1,7 @@
 """`chat` and `evaluate` as a person runs them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +49,16 @@ def test_one_question(model_dir):
     assert done.stdout == shown(answer_of(model_dir, "hello", 12)) + "\n"
 
 
+def test_what_is_no_text_is_asked_all_the_same(model_dir):
+    """As typed in another encoding; the conversation goes on."""
+    words = [*VERB, "chat", str(model_dir), "--max-new-tokens", "4"]
+    surroundings = {**os.environ, "PYTHONUTF8": "1"}
+    done = subprocess.run(words, input=b"hello\xff\nhello\n", capture_output=True, env=surroundings)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().count("> ") == 3
+    assert b"bug" not in done.stderr
+
+
 def test_a_conversation_in_which_an_answer_is_broken_off(model_dir, spawn):
     words = [*VERB, "chat", str(model_dir), "--max-new-tokens", "90000"]
     chat = spawn(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -59,7 +70,7 @@ def test_a_conversation_in_which_an_answer_is_broken_off(model_dir, spawn):
     assert len(chat.stdout.read(40)) == 40  # it streams: 90,000 tokens would take minutes
     chat.send_signal(signal.SIGINT)
     chat.stdin.write(b"/clear\n")
-    rest, complaints = chat.communicate(timeout=30)  # and the end of input is Ctrl-D
+    rest, complaints = chat.communicate(timeout=120)  # and the end of input is Ctrl-D
     assert chat.returncode == 0, complaints
     assert "broken off" in rest.decode()
     assert not complaints

@@ -11,7 +11,7 @@ from glm_accelerate.observe.events import read_events
 
 def demo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "glm_accelerate.cli.main", "demo", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_short_demo_is_interrupted_goes_on_and_says_that_it_learnt_too_little(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_run_is_followed_by_hand_and_reported_on(
     metrics = ["loss", "exact_match"]
     run = trained(tiny_run, tmp_path, where="external", patience=0, keep="all", metrics=metrics)
     done = subprocess.run(
-        [*VERB, str(run), "--follow"], capture_output=True, text=True, timeout=60, check=False
+        [*VERB, str(run), "--follow"], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr  # the run is finished: so is following it
     assert not done.stdout
@@ -191,7 +191,7 @@ def test_an_interrupted_follower_leaves_the_rest_to_others(
         assert line, seen
         seen += line
     follower.send_signal(signal.SIGINT)  # it waits for more, as the run goes on
-    rest = follower.communicate(timeout=30)[1]
+    rest = follower.communicate(timeout=120)[1]
     assert follower.returncode == 75, seen + rest
     assert "Traceback" not in seen + rest
     plan = results(run)[0].plan

@@ -158,7 +158,7 @@ def ask(run: Path, step: int, attempt: int = 1, plan: str = PLAN) -> Request:
     return request
 
 
-def until(done: Callable[[], bool], beside: Beside | None = None, seconds: float = 40) -> list[str]:
+def until(done: Callable[[], bool], beside: Beside | None = None, seconds: float = 100) -> list[str]:
     """Steps of a trainer that looks at its evaluator between them; what it heard."""
     ends, heard = time.monotonic() + seconds, list[str]()
     while not done():
@@ -308,7 +308,7 @@ def test_hanging(run: Path, start: Callable[..., Beside]) -> None:
 
 def hangs(beside: Beside, limit: float) -> list[str]:
     """What is heard when something waits so long for one that takes nothing."""
-    ends, heard = time.monotonic() + 20, list[str]()
+    ends, heard = time.monotonic() + 60, list[str]()
     while not heard and time.monotonic() < ends:
         heard = beside.urge(limit)
         time.sleep(0.05)
@@ -443,7 +443,7 @@ def test_only_what_it_is_at_itself_is_its_fault(run: Path, start: Callable[..., 
         assert pid_of(run, beside) == child
         assert _lives(child)
     heard: list[str] = []
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while not heard and time.monotonic() < ends:
         heard = beside.kill("no result in 1 s", ours.stem)  # once it has said that it is at it
     assert "no result in 1 s" in heard[0]
@@ -463,7 +463,7 @@ def test_one_that_does_not_go_when_it_is_killed(
     try:
         killer = threading.Thread(target=beside.kill, args=("no result in 1 s",), daemon=True)
         killer.start()
-        killer.join(20)
+        killer.join(60)
         assert not killer.is_alive()
         assert _lives(child)
     finally:
@@ -520,7 +520,7 @@ def test_two_evaluators(run: Path, start: Callable[..., Beside]) -> None:
     assert all(math.isclose(said.loss or 0.0, expected(said.step), rel_tol=1e-6) for said in found)
     when = [(run / "evals" / f"{request.stem}.json").stat().st_mtime_ns for request in requests]
     assert when != sorted(when)
-    until(lambda: not list((run / "evals").glob("*.claim")), seconds=5)
+    until(lambda: not list((run / "evals").glob("*.claim")), seconds=60)
 
 
 def test_one_that_goes_wrong_costs_itself_alone(run: Path, start: Callable[..., Beside]) -> None:
@@ -654,8 +654,8 @@ def test_it_ends_with_its_trainer(
         os.kill(child, signal.SIGSTOP)
     parent.kill()
     parent.wait()
-    until(lambda: not _lives(child), seconds=20)
-    until(lambda: not ledger.is_claimed(run, request), seconds=5)  # its threads end a moment after it
+    until(lambda: not _lives(child), seconds=60)
+    until(lambda: not ledger.is_claimed(run, request), seconds=60)  # its threads end a moment after it
     assert ledger.waiting(run) == [request]
 
 
@@ -667,14 +667,14 @@ def test_by_hand(run: Path, own: str, spawn: Callable[..., subprocess.Popen[str]
     process = spawn([*words, own], cwd=run.parent)
     until(lambda: ledger.is_claimed(run, request))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 75
+    assert process.wait(120) == 75
     assert not ledger.is_claimed(run, request)
     says(run, "well")
-    once = subprocess.run([*words, own, "--once", "--cores", "0"], cwd=run.parent, check=False, timeout=60)
+    once = subprocess.run([*words, own, "--once", "--cores", "0"], cwd=run.parent, check=False, timeout=120)
     assert once.returncode == 0
     assert result_of(run, request).metrics["cores"] == 1
     odd = subprocess.run(
-        [*words, "own_exam:nothing"], cwd=run.parent, check=False, timeout=60, capture_output=True, text=True
+        [*words, "own_exam:nothing"], cwd=run.parent, check=False, timeout=120, capture_output=True, text=True
     )
     assert (odd.returncode, odd.stderr.count("\n")) == (2, 1)
     assert "own_exam:nothing" in odd.stderr
@@ -685,7 +685,7 @@ def test_by_hand_in_the_order_that_the_run_needs(run: Path, own: str, said: str,
     (run / "config.yaml").write_text(f"model: {{path: m}}\ndata: {{train: a, dev: b}}\nevaluate: {said}\n")
     requests = [ask(run, step) for step in (3, 6, 9)]
     words = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--build", own, "--once"]
-    subprocess.run(words, cwd=run.parent, check=True, timeout=60)
+    subprocess.run(words, cwd=run.parent, check=True, timeout=120)
     when = {request.step: (run / "evals" / f"{request.stem}.json").stat().st_mtime_ns for request in requests}
     assert sorted(when, key=when.__getitem__) == order
 

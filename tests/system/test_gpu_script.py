@@ -35,7 +35,7 @@ def gpu_script(
         capture_output=True,
         text=True,
         check=False,
-        timeout=55,
+        timeout=120,
     )
     written = out / "gpu-tiny.jsonl"
     lines = written.read_text().splitlines() if written.exists() else []

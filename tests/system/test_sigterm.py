@@ -206,7 +206,7 @@ class Signalled:
             for _ in range(point.times):
                 self.send(process.pid, self.number)
                 time.sleep(0.05 * (point.times - 1))
-            return process.wait(timeout=45)
+            return process.wait(timeout=120)
 
     def _restore(self, before: Path) -> None:
         shutil.rmtree(self.run)
@@ -214,7 +214,7 @@ class Signalled:
             shutil.copytree(before, self.run, symlinks=True)
 
     def _judge(self, point: Point) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while survivors(str(self.folder)):
             assert time.monotonic() < deadline, (point.name, survivors(str(self.folder)))
             time.sleep(0.02)

@@ -155,7 +155,7 @@ def test_signals_save_and_exit_75(
     while process.poll() is None and not (events.exists() and len(steps(tmp_path / "run")) >= 3):
         time.sleep(0.02)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=40)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors
     assert "run the same command again" in output
     found, _ = latest(tmp_path / "run")

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     )
     console = Console(soft_wrap=True)
     if args.ask is not None:
-        answer(console, chat, args.ask)
+        answer(console, chat, _readable(args.ask))
     else:
         converse(console, chat)
     return 0
@@ -76,10 +76,13 @@ def converse(console: "Console", chat: "Chat") -> None:
     console.print("/clear forgets the conversation, Ctrl-C ends an answer, Ctrl-D leaves.", style="dim")
     while True:
         try:
-            question = input("> ").strip()
+            question = _readable(input("> ")).strip()
         except EOFError:
             console.print()
             return
+        except UnicodeDecodeError:
+            console.print("that is no text in this terminal's encoding; once more, please", style="red")
+            continue
         except KeyboardInterrupt:
             console.print()
             continue
@@ -90,6 +93,11 @@ def converse(console: "Console", chat: "Chat") -> None:
                 answer(console, chat, question)
             except UserError as error:
                 console.print(f"{error}; /clear starts anew", style="red", markup=False)
+
+
+def _readable(text: str) -> str:
+    """What was typed in another encoding, or is half of a letter, becomes a sign that says so."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def answer(console: "Console", chat: "Chat", question: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "Measure a model on held-out conversations: loss, and its greedy answers, each with an interval."
 
 LONGEST_SAMPLE = 2048
+MEASURING = ("json", "data", "metrics", "samples", "max_tokens", "max_new_tokens", "precision", "predictions")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; or follow a run, or report on it."""
     if args.once and not args.follow:
         raise UserError("--once is for --follow")
-    if args.json and (args.follow or args.report):
-        raise UserError(f"--json is not for --{'follow' if args.follow else 'report'}", cure="leave it out")
+    for verb in ("follow", "report"):
+        if getattr(args, verb):
+            _require_alone(args, verb)
     if args.follow:
         return follow(args)
     if args.report:
@@ -76,6 +78,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{report(_run_of(args.path))}\n")
         return 0
     return measure(args)
+
+
+def _require_alone(args: argparse.Namespace, verb: str) -> None:
+    """Following and reporting do as the run's config says."""
+    for name in MEASURING:
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')} is not for --{verb}", cure="leave it out")
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -93,6 +102,8 @@ def measure(args: argparse.Namespace) -> int:
 
     if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
         raise UserError("there is no such directory to write in", where=args.predictions)
+    if args.predictions and Path(args.predictions).is_dir():
+        raise UserError("a directory, where a file is to be written", where=args.predictions)
     weights = chosen(args.path)
     run = run_of(weights.path)
     usual = ("loss",) if run is None else load_config(run / "config.yaml").evaluate.metrics
@@ -106,13 +117,13 @@ def measure(args: argparse.Namespace) -> int:
     if weights.said and not args.json:
         console.print(Text(weights.said))
     findings = (_of_data if args.data else _of_run)(args, weights.path, wanted)
-    if args.predictions:
-        lines = [json.dumps(asdict(said), ensure_ascii=False) + "\n" for said in findings.predictions]
-        Path(args.predictions).write_text("".join(lines), encoding="utf-8")
     if args.json:
         sys.stdout.write(f"{as_json(findings, args.path)}\n")
     else:
         show(findings, console)
+    if args.predictions:  # last: a full disk costs no figure
+        lines = [json.dumps(asdict(said), ensure_ascii=False) + "\n" for said in findings.predictions]
+        Path(args.predictions).write_text("".join(lines), encoding="utf-8")
     return 0
 
 
@@ -231,6 +242,7 @@ def _device(args: argparse.Namespace) -> "torch.device":
     try:
         device = torch.device(args.device) if args.device else pick_device()
         torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"no such device here: {str(error).splitlines()[0]}", where=args.device) from error
     return device

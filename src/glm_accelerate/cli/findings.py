@@ -49,14 +49,16 @@ def as_json(findings: "Findings", path: str) -> str:
     said |= {"by": by, "answers": len(findings.predictions)}
     if (difference := by.pop(FLOAT32, None)) is not None:
         said["float32_difference"] = float(difference)
-    return json.dumps({"path": path, **said}, ensure_ascii=False, indent=2)
+    return json.dumps({"path": path, **said}, ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def _words(result: "Result") -> list[str]:
     where = " in ".join(result.by[key] for key in ("device", "dtype") if key in result.by)
     words = [f"{result.seconds:,.1f} s on {where}. {enough(result)}"]
     if result.against is not None:
-        words.append(f"{compared(asdict(result.against))}, {ENOUGH[result.against.verdict]}")
+        low, high = result.against.interval
+        span = f" (95 %: {low:+.4f} to {high:+.4f})" if low < high else ""
+        words.append(f"{compared(asdict(result.against))}{span}{ENOUGH[result.against.verdict]}")
     if (difference := result.by.get(FLOAT32)) is not None:
         words.append(
             f"On a few samples the loss in {result.by['dtype']} and in float32 differ by {difference}."
@@ -69,7 +71,7 @@ def _words(result: "Result") -> list[str]:
 def enough(result: "Result") -> str:
     """What the samples are enough for, and what not."""
     left_out = f" ({result.by['left_out']} left out)" if "left_out" in result.by else ""
-    if result.samples >= result.total:
+    if result.fewest >= result.total:
         return f"All {result.total:,} samples{left_out}: exact for these, not for other text."
     compare = f"Enough to compare steps on the same {result.samples:,}; for"
     return (

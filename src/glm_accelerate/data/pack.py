@@ -5,6 +5,7 @@ bucket  neighbours in length share a rectangle whose width comes from a short la
 pad     in the order drawn, each rectangle as wide as its longest: the stock way
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,22 +40,21 @@ def pack(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
     capacity = max(capacity, aligned(max(lengths)))
     if sum(lengths) <= capacity:
         return [Arrangement((tuple(range(len(lengths))),), aligned(sum(lengths)))]
-    free: list[int] = []
     rows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # in each row, and which; the fullest first
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        fitting = [row for row in range(len(rows)) if free[row] >= lengths[index]]
-        if fitting:
-            row = min(fitting, key=lambda row: free[row])  # best fit: the fullest that takes it
-            rows[row].append(index)
-            free[row] -= lengths[index]
+        fitting = bisect_left(free, (lengths[index], 0))  # best fit: the fullest that takes it
+        if fitting == len(free):
+            rows.append([])
+            left, row = capacity, len(rows) - 1
         else:
-            rows.append([index])
-            free.append(capacity - lengths[index])
-    emptiest = max(range(len(rows)), key=lambda row: free[row])
+            left, row = free.pop(fitting)
+        rows[row].append(index)
+        insort(free, (left - lengths[index], row))
+    most = free[-1][0]
+    emptiest = free[bisect_left(free, (most, 0))][1]
     return [
-        Arrangement(
-            (tuple(sorted(row)),), aligned(capacity - free[number]) if number == emptiest else capacity
-        )
+        Arrangement((tuple(sorted(row)),), aligned(capacity - most) if number == emptiest else capacity)
         for number, row in enumerate(rows)
     ]
 

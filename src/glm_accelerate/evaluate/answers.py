@@ -14,6 +14,7 @@ from glm_accelerate.evaluate.grade import Grader
 from glm_accelerate.evaluate.intervals import mean_interval, rate_interval
 from glm_accelerate.evaluate.results import Interval
 from glm_accelerate.evaluate.score import split
+from glm_accelerate.evaluate.text import ROUGE
 from glm_accelerate.generate.answer import generate
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.parallel.ranks import ALONE, Ranks
@@ -106,10 +107,12 @@ def _summary(
     for name in predictions[0].scores:
         values_N = np.full(count, np.nan)
         values_N[places] = [prediction.scores[name] for prediction in predictions]
-        metrics[name] = float(np.nanmean(values_N))
         if name == "exact_match":
             right, total = int(np.nansum(values_N)), len(places) + len(exam.order) - count
-            intervals[name] = rate_interval(right, len(places), total)
-        elif (interval := mean_interval(values_N, exam.strata, len(exam.order))) is not None:
+            metrics[name], interval = right / len(places), rate_interval(right, len(places), total)
+        else:
+            scale = 100.0 if name in ROUGE else 1.0
+            metrics[name], interval = mean_interval(values_N, exam.strata, len(exam.order), scale=scale)
+        if interval is not None:
             intervals[name] = interval
     return metrics, intervals

@@ -187,7 +187,7 @@ class Beside:
         ours = (
             f"sys.path[:] = {sys.path!r}; from glm_accelerate.evaluate.process import main; sys.exit(main())"
         )
-        command = [sys.executable, "-uP", "-c", f"{begin}; {ours}", *self._words]
+        command = [sys.executable, "-P", "-c", f"{begin}; {ours}", *self._words]
         with log.open(mode) as noise:
             self._process = subprocess.Popen(
                 [*command, "--threads", str(self._threads)],

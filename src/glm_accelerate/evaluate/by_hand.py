@@ -20,7 +20,7 @@ from glm_accelerate.evaluate.course import named_best
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import GlmExaminer, choice_of
 from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
-from glm_accelerate.evaluate.results import Request, Result
+from glm_accelerate.evaluate.results import Request, Result, sound
 from glm_accelerate.evaluate.worker import holding
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
@@ -138,7 +138,8 @@ def _examined(examiner: GlmExaminer, request: Request, run: Path, against: Items
     """In smaller passes, where memory is too short for large ones."""
     while True:
         try:
-            return examiner.examine(request, str(run), against)
+            findings = examiner.examine(request, str(run), against)
+            return replace(findings, result=sound(findings.result))
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise

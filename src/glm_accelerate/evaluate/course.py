@@ -25,7 +25,9 @@ def judged(course: Sequence[Result]) -> list[Judged]:
 
 def main_plan(results: Sequence[Result]) -> str:
     """What most steps were asked in the latest attempt; finalists, who are asked more, are few."""
-    asked = {result.plan: [one for one in results if one.plan == result.plan] for result in results}
+    asked: dict[str, list[Result]] = {}
+    for result in results:
+        asked.setdefault(result.plan, []).append(result)
 
     def weight(plan: str) -> tuple[int, int, int]:
         about = asked[plan]

@@ -103,8 +103,8 @@ class GlmExaminer:
             if needs_answers(exam.metrics):
                 sharing = ALONE if self.divided else self.ranks  # divided, it takes all ranks for each token
                 answers = ask(self.model, exam, count, self.watch, sharing)
-        except (UserError, MemoryError, RuntimeError) as error:
-            if mean is None:
+        except Exception as error:
+            if mean is None or self.divided:
                 raise
             answers = Answers(troubles=(_worded(error),))  # what was measured before counts
         result = Result(
@@ -115,6 +115,7 @@ class GlmExaminer:
             loss=mean,
             ci95=ci95,
             samples=len(items.losses_N),
+            asked=count if answers.predictions else 0,
             answers=len(answers.predictions),
             total=total,
             metrics=answers.metrics,
@@ -152,9 +153,9 @@ class GlmExaminer:
                 break
             best = self._reaching(count, best, request, run)
             compared = _compare(request, exam, items, best, level, look, len(counts))
-            if compared.verdict in ("worse", "tied") or (
-                compared.verdict == "better" and self.load is not None
-            ):
+            said = "undecided" if compared is None else compared.verdict
+            alone = len(best.losses_N) < count  # more of this step's would be compared with nothing
+            if said in ("worse", "tied") or (self.load is not None and (said == "better" or alone)):
                 break
         grown = best is not None and against is not None and len(best.losses_N) > len(against.losses_N)
         return items, compared, best if grown else None
@@ -230,9 +231,11 @@ def failed(request: Request, error: Exception) -> Findings:
 
 
 def _worded(error: Exception) -> str:
-    """A user's error or a lack of memory; anything else is our bug, and raised."""
+    """What was raised. What a device or another process has come to is: nothing goes on after that."""
     if isinstance(error, UserError | OSError):
         return str(error)
+    if not isinstance(error, RuntimeError | MemoryError):
+        return f"{type(error).__name__}: {error}"
     if not ran_out(error):
         raise error
     return f"out of memory: {str(error).partition('. ')[0]} (evaluate fewer samples, or shorter answers)"
@@ -240,9 +243,11 @@ def _worded(error: Exception) -> str:
 
 def _compare(
     request: Request, exam: Exam, items: Items, best: Items, level: float, look: int, declared: int
-) -> Comparison:
+) -> Comparison | None:
     assert request.against is not None
     difference, interval = paired(items, best, exam.strata, len(exam.order), level)
+    if interval is None:
+        return None
     step = int(request.against.partition("-")[0])
     said = verdict(interval, exam.margin)
     return Comparison(step, request.against, difference, interval, said, look, declared)

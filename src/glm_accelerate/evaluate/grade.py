@@ -167,9 +167,9 @@ class _Worker:
         start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
         with theirs, _deaf_to_interrupts():
             self._process = subprocess.Popen(
-                [sys.executable, "-uP", "-c", f"{start}; serve({theirs.fileno()})"],
+                [sys.executable, "-P", "-c", f"{start}; serve({theirs.fileno()})"],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # a metric may print, and is killed at the end: what we print is read by others
+                stdout=2,  # a metric may print: what we print is read by others
                 pass_fds=[theirs.fileno()],
             )
         with suppress(OSError):  # it has ended already: the first task tells
@@ -222,7 +222,10 @@ def serve(descriptor: int) -> None:
         parent.send_bytes(json.dumps([STARTING, {}, scorer.broken]).encode())
         while True:
             number, reference, answer = tasks.get()
-            parent.send_bytes(json.dumps([number, *scorer(reference, answer)]).encode())
+            said = json.dumps([number, *scorer(reference, answer)])
+            with suppress(OSError):  # what a metric prints is seen at once, unless a disk is full
+                sys.stdout.flush()
+            parent.send_bytes(said.encode())
 
 
 def _listen(parent: Connection, tasks: "SimpleQueue[Any]") -> None:

@@ -24,47 +24,46 @@ Floats = NDArray[np.float64]
 def loss_interval(
     items: Items, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
 ) -> tuple[float, Interval | None]:
-    """Loss a target. A single sample tells no interval. Losses lean to one side, and a small sample shows too
-    little of it: the correction is doubled.
+    """Loss a target. A single sample tells no interval, nor do several that are all alike. Losses lean to one
+    side, and a small sample shows too little of it: the correction is doubled.
     """
-    return _ratio(items.losses_N, items.targets_N, strata_of_all, total, level, lean=2.0)
+    loss, interval = _ratio(items.losses_N, items.targets_N, strata_of_all, total, level, lean=2.0)
+    alike = interval is not None and interval[0] == interval[1] and len(items.losses_N) < total
+    return loss, None if alike else interval
 
 
 def paired(
     new: Items, old: Items, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
-) -> tuple[float, Interval]:
+) -> tuple[float, Interval | None]:
     """How much higher the loss of `new` is, on the samples that both have. What a sample adds to both losses
-    cancels out, so this is known far better than either.
+    cancels out, so this is known far better than either. A single sample tells no interval. What changes one
+    sample in a hundred, and that one strongly, can be missed altogether by the first hundred.
     """
     count = min(len(new.losses_N), len(old.losses_N))
     targets_N = new.targets_N[:count]
     assert np.array_equal(targets_N, old.targets_N[:count])
     differences_N = new.losses_N[:count] - old.losses_N[:count]
-    difference, interval = _ratio(differences_N, targets_N, strata_of_all, total, level, lean=0.0)
-    if interval is None:
-        raise UserError("two steps cannot be compared on one sample", cure="raise evaluate.samples")
-    return difference, interval
+    return _ratio(differences_N, targets_N, strata_of_all, total, level, lean=0.0)
 
 
 def mean_interval(
-    values_N: Floats, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
-) -> Interval | None:
-    """Of the mean of a metric; NaN: a sample that has none. Values lie between 0 and 1 unless they are seen
-    outside. What has not been seen once can still be as frequent as `rate_interval` allows.
+    values_N: Floats, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05, scale: float = 1.0
+) -> tuple[float, Interval | None]:
+    """The mean of a metric; NaN: a sample that has none, of which there are others. Values lie between 0 and
+    `scale` unless they are seen outside. What has not been seen once can still be as frequent as
+    `rate_interval` allows.
     """
     has_N = ~np.isnan(values_N)
-    if not has_N.any() or np.isinf(values_N).any():
-        return None
     values = np.where(has_N, values_N, 0.0)
     mean, interval = _ratio(values, has_N.astype(np.float64), strata_of_all, total, level, lean=2.0)
     if interval is None:
-        return None
-    lowest, highest = min(0.0, float(values.min())), max(1.0, float(values.max()))
+        return mean, None
+    lowest, highest = min(0.0, float(values.min())), max(scale, float(values.max()))
     cases = int(has_N.sum())
     _, unseen = rate_interval(0, cases, cases + total - len(values_N), level)
     low = min(interval[0], mean - unseen * (mean - lowest))
     high = max(interval[1], mean + unseen * (highest - mean))
-    return max(low, lowest), min(high, highest)
+    return mean, (max(low, lowest), min(high, highest))
 
 
 def rate_interval(right: int, count: int, total: int, level: float = 0.05) -> Interval:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from glm_accelerate.evaluate.results import Interval, Result, Verdict
+from glm_accelerate.evaluate.results import Interval, Verdict
 
 MOST_LOOKS = 4
 
 ENOUGH: dict[Verdict, str] = {
-    "better": "enough to choose between the two",
-    "worse": "enough to choose between the two",
-    "tied": "enough to take the two as equal",
-    "undecided": "not enough to choose between the two",
+    "better": ", enough to choose between the two",
+    "worse": ", enough to choose between the two",
+    "tied": ", enough to take the two as equal",
+    "undecided": "",
 }
 
 
@@ -42,31 +42,3 @@ def verdict(interval: Interval, margin: float) -> Verdict:
     if -margin <= low and high <= margin:
         return "tied"
     return "better" if high < -margin else "worse" if low > margin else "undecided"
-
-
-def said(result: Result) -> str:
-    """One evaluation in a line: how much was looked at, what it says, and what that is enough for."""
-    if result.status != "done":
-        return f"step {result.step:,}: {result.status}" + (f" ({result.reason})" if result.reason else "")
-    against, count = result.against, result.samples or result.answers
-    whole = count == result.total
-    look = f", look {against.look} of {against.looks}" if against else ""
-    words = f"step {result.step:,}: {count:,} of {result.total:,} samples (plan {result.plan}{look})"
-    if result.loss is not None:
-        words += f": loss {result.loss:.4f}"
-    if result.ci95 is not None and not whole:
-        words += f" (95 %: {_span(result.ci95)})"
-    if against is not None:
-        span = f" (95 % over all looks: {_span(against.interval)})" if not whole else ""
-        words += f"; against step {against.step:,} {against.difference:+.4f}{span}: {against.verdict}"
-    enough = [ENOUGH[against.verdict]] if against else []
-    if whole:
-        enough.append("exact for these samples, not for other text")
-    else:
-        enough.append("not enough for a figure to publish (evaluate all samples for that)")
-    return f"{words}; {', '.join(enough)}"
-
-
-def _span(interval: Interval) -> str:
-    low, high = interval
-    return f"{low:.4f} to {high:.4f}"

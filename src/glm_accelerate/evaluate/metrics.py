@@ -4,7 +4,6 @@ user's own plain function as FILE.py:FUNCTION, called as function(reference, ans
 
 import ast
 import hashlib
-import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ Metric = Callable[[str, str], float]
 
 TEXT = ("bleu", *ROUGE)
 BUILT_IN = ("exact_match", *TEXT)
+LARGEST = 1e50  # whose powers are still numbers
 
 
 def needs_answers(metrics: Sequence[str]) -> bool:
@@ -73,7 +73,7 @@ class Scorer:
         for name, metric in self._own.items():
             try:
                 score = float(metric(reference, answer))
-                if not math.isfinite(score):
+                if not abs(score) < LARGEST:
                     raise ValueError(f"it returned {score}")
                 scores[name] = score
             except Exception as error:  # noqa: BLE001  whatever it raises is told with the result
@@ -120,8 +120,9 @@ def _check_own(name: str) -> None:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             bound[node.name] = node
-        elif isinstance(node, ast.Assign):
-            bound |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            bound |= {target.id: node for target in targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.ImportFrom | ast.Import):
             bound |= {alias.asname or alias.name: node for alias in node.names}
     found = bound.get(function)

@@ -4,6 +4,7 @@ The base is read as the trainer reads it (quantised, merged, restructured); a sn
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,9 +41,11 @@ def glm_examiner(
     """
     config, plan = said_of(run)
     directory = base or locate(config.model.path)
-    inputs = open_inputs(config.data, directory)
-    if inputs.dev is None:
+    if not config.data.dev:
         raise UserError("the run has no held-out data", where=run / "config.yaml", cure="data.dev")
+    # What is trained on need not be here.
+    held_out = open_inputs(config.data.model_copy(update={"train": config.data.dev, "dev": None}), directory)
+    inputs = replace(held_out, dev=held_out.train)
     place = torch.device(device)
     divided = ranks.count > 1 and plan.shards > 1
     model = _model(run, config, plan, directory, place, ranks if divided else ALONE)

@@ -18,7 +18,7 @@ from glm_accelerate.evaluate.course import course_of, judged, main_plan, named_b
 from glm_accelerate.evaluate.decide import gains
 from glm_accelerate.evaluate.ledger import PREDICTIONS, Listing, listing, results
 from glm_accelerate.evaluate.picture import held_out_curve
-from glm_accelerate.evaluate.results import FOLDER, Interval, Result
+from glm_accelerate.evaluate.results import FOLDER, Interval, Result, whole_plan
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, enclosed, metric, number
 from glm_accelerate.observe.picture import losses
@@ -107,10 +107,11 @@ def _tables(results: Sequence[Result]) -> Iterator[str]:
     main = main_plan(results)
     for plan in dict.fromkeys([main, *(result.plan for result in results)]):
         about = [result for result in results if result.plan == plan]
-        whole = all(result.samples == result.total for result in about if result.status == "done")
+        if not about:
+            continue
         other = (
             "The finalists, on all held-out samples"
-            if whole
+            if plan == whole_plan(main)
             else f"Other questions ({plan}): not to be compared"
         )
         yield f"## {'What was measured' if plan == main else other}\n"

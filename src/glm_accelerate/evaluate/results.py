@@ -80,6 +80,7 @@ class Result:
     loss: float | None = None
     ci95: Interval | None = None  # of the loss
     samples: int = 0  # whose loss was measured
+    asked: int = 0  # whose questions were put; not all have one
     answers: int = 0  # that were generated and scored
     total: int = 0  # held out in all
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -92,6 +93,11 @@ class Result:
     @property
     def stem(self) -> str:
         return stem_of(self.step, self.plan, self.attempt)
+
+    @property
+    def fewest(self) -> int:
+        """Of how many samples every figure is, at least."""
+        return min(filter(None, (self.samples, self.asked)), default=0)
 
     def event(self) -> dict[str, object]:
         """The fields of an `eval` event."""

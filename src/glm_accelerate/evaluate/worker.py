@@ -148,6 +148,8 @@ def _publish(run: Path, findings: Findings, pause: float) -> None:
     """As soon as it can be written: a disk that is full for a while does not cost what was found. It stays
     claimed until then, and a trainer gives it up when that takes too long.
     """
+    with suppress(OSError):  # what an examiner of one's own has printed
+        sys.stdout.flush()
     told = False
     while True:
         try:

@@ -40,7 +40,9 @@ def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> T
     """The next token of each row, token_B."""
     if sampling.temperature == 0:
         return greatest(logits_BV)
-    probabilities_BV = (logits_BV.float() / sampling.temperature).softmax(-1)
+    wide_BV = logits_BV.float()
+    below_BV = wide_BV - wide_BV.amax(-1, keepdim=True)  # first: a quotient may be beyond all numbers
+    probabilities_BV = (below_BV / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
         probabilities_BV = likeliest(probabilities_BV, sampling.top_p)
     return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]

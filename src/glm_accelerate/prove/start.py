@@ -41,7 +41,7 @@ def prove_start(config: RunConfig) -> list[Proof]:
         model.compute = torch.float32 if said in ("float16", "fp8") else getattr(torch, said)  # proven wide
     adapt(model, config.adapt)
     bind_operators(model)
-    return prove_parts(config, model, inputs, directory)
+    return [*prove_inputs(config, inputs, directory), *prove_model(config, model, inputs.tokenizer)]
 
 
 def _device_for(size: int) -> torch.device:
@@ -65,12 +65,11 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
     return proofs
 
 
-def prove_parts(config: RunConfig, model: Decoder, inputs: Inputs, model_dir: Path) -> list[Proof]:
-    """All proofs of what a run has built."""
+def prove_model(config: RunConfig, model: Decoder, tokenizer: Tokenizer) -> list[Proof]:
+    """Of what a run has built; bound, as it will be used."""
     paths, structure = bound(model), structure_of(model)
     return [
-        *prove_inputs(config, inputs, model_dir),
-        prove_vocabulary(model, inputs.tokenizer),
+        prove_vocabulary(model, tokenizer),
         prove_coverage(model, config.adapt),
         prove_isolation(model),
         *([] if structure.plain else [Proof("structure", True, str(structure))]),

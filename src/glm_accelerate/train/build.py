@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
-from glm_accelerate.prove.start import prove_parts, require
+from glm_accelerate.prove.start import prove_inputs, prove_model, require
 from glm_accelerate.runtime import env
 from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, pick_device
 from glm_accelerate.runtime.errors import UserError
@@ -108,7 +108,7 @@ def built(
         first, compute = config.precision.loss_scale, settled.plan.compute
         half = in_half(model, progress, compute=compute, first=first, seed=config.train.seed)
         ranks.doing.phase = "proving"
-        proofs = prove_parts(config, model, settled.inputs, settled.model_dir)
+        proofs = _proofs(settled, model, ranks)
         free(model)
         require(proofs)
         give_back_memory()
@@ -124,6 +124,13 @@ def built(
         finally:
             run.steps.close()
             events.close()
+
+
+def _proofs(settled: Settled, model: Decoder, ranks: Ranks) -> list[Proof]:
+    """Those of files by the first rank for all: they take `transformers`, a second and 150 MB a process."""
+    config, inputs = settled.config, settled.inputs
+    made = ranks.decide(lambda: [asdict(one) for one in prove_inputs(config, inputs, settled.model_dir)])
+    return [*(Proof(**one) for one in made), *prove_model(config, model, inputs.tokenizer)]
 
 
 def _model(settled: Settled) -> tuple[Decoder, list[str]]:

@@ -42,7 +42,7 @@ def save(step: int, groups: Pieces) -> Save:
     return Save(step, 1, groups, {"position": step}, {"data": "d"}, {"template": "glm4"})
 
 
-def ended(checkpointer: Checkpointer, seconds: float = 20) -> Outcome:
+def ended(checkpointer: Checkpointer, seconds: float = 100) -> Outcome:
     until = time.monotonic() + seconds
     while checkpointer.busy():
         assert time.monotonic() < until

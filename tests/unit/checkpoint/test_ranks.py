@@ -52,7 +52,7 @@ def run_ranks(run: Path, modes: list[str]) -> list[list[list[object]]]:
         )
         for rank, mode in enumerate(modes)
     ]
-    answers = [process.communicate(timeout=50)[0] for process in started]
+    answers = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(modes)
     return [json.loads(answer) for answer in answers]
 
@@ -108,7 +108,7 @@ def piece(rank: int, rows: int = 2) -> dict[str, dict[str, Piece]]:
 
 
 def finish(*made: Checkpointer) -> list[Outcome]:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while sum(checkpointer.busy() for checkpointer in made):
         assert time.monotonic() < until
         time.sleep(0.01)

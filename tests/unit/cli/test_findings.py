@@ -10,7 +10,7 @@ from glm_accelerate.evaluate.results import Comparison, Result
 
 RESULT = Result(
     step=400, plan="0123abcd", attempt=0, status="done", loss=2.1139, ci95=(2.08, 2.15), samples=700,
-    total=4000,
+    asked=128, total=4000,
     metrics={"exact_match": 0.25, "my[red].py:score": 31.4159},
     intervals={"exact_match": (0.2, 0.31)}, seconds=12.04,
     against=Comparison(300, "300-0123abcd-1", -0.0213, (-0.034, -0.008), "better", 3, 4),
@@ -42,15 +42,23 @@ def test_a_table_and_what_it_is_enough_for() -> None:
     assert rows[4:] == [
         "12.0 s on cuda:1 in bfloat16. Intervals are for the figure of all 4,000 samples. Enough to compare "
         "steps on the same 700; for a figure to publish: --samples all",
-        "-0.0213 against 300: better, enough to choose between the two",
+        "-0.0213 against 300: better (95 %: -0.0340 to -0.0080), enough to choose between the two",
         "On a few samples the loss in bfloat16 and in float32 differ by -6.4e-05.",
     ]
 
 
 def test_all_samples_leave_nothing_open_but_other_text() -> None:
-    rows = shown(Findings(replace(RESULT, samples=4000, ci95=(2.1139, 2.1139), metrics={}, against=None)))
+    exact = replace(RESULT, samples=4000, asked=0, ci95=(2.1139, 2.1139), metrics={}, against=None)
+    rows = shown(Findings(exact))
     assert rows[1].split() == ["loss", "2.1139", "exact", "4,000", "of", "4,000"]
     assert "All 4,000 samples: exact for these, not for other text." in rows[3]
+
+
+def test_answers_alone_are_exact_where_all_were_asked() -> None:
+    """Some of them have no question."""
+    alone = replace(RESULT, loss=None, ci95=None, samples=0, asked=4000, against=None)
+    assert "All 4,000 samples: exact for these" in shown(Findings(alone))[-2]
+    assert "Intervals are for the figure of all 4,000" in shown(Findings(replace(alone, asked=128)))[-2]
 
 
 def test_of_few_samples_little_is_said_and_no_loss_below_zero() -> None:

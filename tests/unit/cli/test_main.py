@@ -24,7 +24,7 @@ sys.exit(f"{{code}} {{heavy}}" if code or heavy else 0)
 
 def ask(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "glm_accelerate.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def ask(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
 )
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     command = [sys.executable, "-c", LIGHT.format(words=words)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "glm-accelerate" in answer.stdout
 
@@ -137,7 +137,7 @@ def test_output_to_a_full_disk() -> None:
     command = [sys.executable, "-m", "glm_accelerate.cli.main", "--help"]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
         )
     told = "error: No space left on device (make room, then run the same again)\n"
     assert (answer.returncode, answer.stderr) == (2, told)
@@ -158,7 +158,7 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
     read, write = os.pipe()
     os.close(read)  # nobody reads: every write fails
     answer = subprocess.run(
-        ["sh", "-c", script], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+        ["sh", "-c", script], stdout=write, stderr=subprocess.PIPE, timeout=120, check=False
     )
     os.close(write)
     assert (answer.returncode, answer.stderr) == (75, b"")
@@ -172,7 +172,7 @@ def test_a_terminal_without_our_marks_ends_nothing(tmp_path: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", f"{script}; sys.exit(main.main(['x']))"],
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "gbk"},
     )

@@ -40,6 +40,28 @@ def test_full_rows_are_constant_and_nearly_full() -> None:
     assert sum(lengths) / sum(a.area for a in made) > 0.97
 
 
+def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
+    """By looking at every row for each sample."""
+    rows: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        free = [capacity - sum(lengths[one] for one in row) for row in rows]
+        fits = [row for row in range(len(rows)) if free[row] >= lengths[index]]
+        if fits:
+            rows[min(fits, key=lambda row: free[row])].append(index)
+        else:
+            rows.append([index])
+    return [sorted(row) for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fullest_row_that_takes_it(seed: int) -> None:
+    lengths = long_tailed(200, seed) + [64] * 20
+    made = pack(lengths, 1024)
+    assert [list(row) for a in made for row in a.rows] == best_fit(lengths, 1024)
+    free = [1024 - sum(lengths[index] for index in a.rows[0]) for a in made]
+    assert [a.width < 1024 for a in made] == [place == free.index(max(free)) for place in range(len(made))]
+
+
 def test_buckets_use_few_widths() -> None:
     widths = {a.width for a in ARRANGE["bucket"](long_tailed(2000, seed=6), 4096)}
     assert len(widths) <= 12

@@ -106,6 +106,14 @@ def test_sentence_pieces_keep_the_leading_space(sentence_dir: Path) -> None:
     assert tokenizer.special("</s>") == oracle.eos_id()
 
 
+def test_numbers_beyond_all_pieces_stand_for_nothing(sentence_dir: Path) -> None:
+    """A model's table of words is padded, and one that was trained badly says such a number."""
+    tokenizer = load_tokenizer(sentence_dir)
+    ids = tokenizer.encode(["hello"])[0]
+    beyond = [tokenizer.vocab_size, tokenizer.vocab_size + 700]
+    assert tokenizer.decode([beyond[0], *ids, *beyond]) == tokenizer.decode(ids)
+
+
 def test_chatglm2_has_no_roles(sentence_dir: Path) -> None:
     config = json.loads((sentence_dir / "config.json").read_text())
     (sentence_dir / "config.json").write_text(json.dumps(config | {"_name_or_path": "THUDM/chatglm2-6b"}))

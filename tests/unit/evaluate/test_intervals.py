@@ -62,6 +62,7 @@ def test_an_interval_shrinks_with_the_sample_and_pairs_make_it_far_shorter():
         assert interval is not None
         _, difference = paired(first(other, count), items, strata, 4000)
         widths.append(interval[1] - interval[0])
+        assert difference is not None
         assert difference[1] - difference[0] < widths[-1] / 5
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < widths[0] / 50
@@ -99,8 +100,10 @@ def test_too_little_tells_no_interval_and_says_so():
     strata = np.zeros(9, dtype=np.int64)
     one, none = Items(np.array([2.0, 0.0]), np.array([1.0, 0.0])), Items(np.zeros(3), np.zeros(3))
     assert loss_interval(one, strata, 9) == (2.0, None)
-    with pytest.raises(UserError, match="on one sample"):
-        paired(one, one, strata, 9)
+    assert paired(one, one, strata, 9) == (0.0, None)
+    alike = Items(np.full(3, 2.5), np.ones(3))
+    assert loss_interval(alike, strata, 9) == (2.5, None)  # three times the same is not all there is
+    assert loss_interval(alike, strata[:3], 3) == (2.5, (2.5, 2.5))
     with pytest.raises(UserError, match="no held-out sample has a target"):
         loss_interval(none, strata, 9)
     for bad in (math.nan, math.inf):
@@ -158,7 +161,7 @@ def test_means_cover_also_where_most_values_are_alike():
         hits = 0
         for _ in range(150):
             values = np.where(draw.random(600) < share, draw.beta(2, 2, 600), 0.0)
-            interval = mean_interval(values[:100], strata, 600)
+            _, interval = mean_interval(values[:100], strata, 600)
             assert interval is not None
             assert 0 <= interval[0] <= interval[1] <= 1
             hits += interval[0] <= values.mean() <= interval[1]
@@ -169,18 +172,40 @@ def test_samples_without_a_value_are_left_out():
     draw = np.random.default_rng(1)
     values, strata = draw.random(400), np.zeros(400, dtype=np.int64)
     values[draw.random(400) < 0.5] = np.nan
-    low, high = mean_interval(values, strata, 400) or (0, 0)
-    assert low == high == pytest.approx(np.nanmean(values), rel=1e-12)
-    low, high = mean_interval(values[:100], strata, 400) or (0, 0)
-    assert low < np.nanmean(values) < high
-    assert mean_interval(np.full(10, np.nan), strata, 400) is None
-    assert mean_interval(np.array([1.0, np.inf]), strata, 400) is None
+    mean, interval = mean_interval(values, strata, 400)
+    assert interval == (mean, mean)
+    assert mean == pytest.approx(np.nanmean(values), rel=1e-12)
+    _, interval = mean_interval(values[:100], strata, 400)
+    assert interval is not None
+    assert interval[0] < np.nanmean(values) < interval[1]
+    assert mean_interval(np.array([0.5, np.nan]), strata, 400) == (0.5, None)
 
 
 def test_a_metric_that_is_no_share_is_not_cut_at_one():
     values, strata = np.linspace(0, 40, 50), np.zeros(500, dtype=np.int64)
-    low, high = mean_interval(values, strata, 500) or (0, 0)
-    assert 10 < low < 20 < high < 30
+    mean, interval = mean_interval(values, strata, 500)
+    assert interval is not None
+    assert mean == pytest.approx(20)
+    assert 10 < interval[0] < mean < interval[1] < 30
+
+
+def test_what_was_not_seen_yet_is_as_large_as_the_scale():
+    """Rouge goes to 100: of twenty answers that all have 0 one in six others may still have all of it."""
+    nothing, strata = np.zeros(20), np.zeros(1000, dtype=np.int64)
+    share, rouge = (mean_interval(nothing, strata, 1000, scale=scale)[1] for scale in (1.0, 100.0))
+    assert share is not None
+    assert 0.1 < share[1] < 0.2
+    assert rouge == (0.0, pytest.approx(100 * share[1]))
+
+
+def test_a_mean_and_its_interval_are_of_one_estimate():
+    """Of a stratum that the sample has too little of each counts for more."""
+    strata = np.array([0] * 20 + [1] * 10 + [1] * 70)
+    values = np.where(strata[:30] == 0, 0.1, 0.9)
+    mean, interval = mean_interval(values, strata, 100)
+    assert mean == pytest.approx(0.2 * 0.1 + 0.8 * 0.9)
+    assert interval is not None
+    assert interval[0] <= mean <= interval[1]
 
 
 @pytest.mark.parametrize(

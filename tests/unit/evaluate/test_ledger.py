@@ -90,7 +90,7 @@ def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
     ledger.ask(tmp_path, asked(3))
     holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path,))
     holder.start()
-    holder.join(30)
+    holder.join(60)
     assert holder.exitcode == -signal.SIGKILL
     assert (tmp_path / "evals" / f"{asked(3).stem}.claim").is_file()
     assert not ledger.is_claimed(tmp_path, asked(3))
@@ -303,12 +303,12 @@ def test_what_is_published_while_a_branch_is_given_up_hinders_nobody(tmp_path: P
         for attempt in range(1, ROUNDS + 1):
             for step in range(100, 300):  # they move before those that are being answered
                 (folder / f"{asked(step, attempt).stem}.asked.json").touch()
-            ends = time.monotonic() + 30
+            ends = time.monotonic() + 60
             while not list(folder.glob(f"9*-{PLAN}-{attempt}.json")):
                 assert time.monotonic() < ends
                 assert evaluator.is_alive()
             ledger.abandon_after(tmp_path, 0, attempt + 1)
-        evaluator.join(30)
+        evaluator.join(60)
         assert evaluator.exitcode == 0
     finally:
         evaluator.kill()

@@ -58,6 +58,13 @@ def test_the_same_as_the_trainers_own(kind: str, tiny_run: Said, tmp_path: Path)
     assert found.by["device"] == "cpu"
 
 
+def test_what_was_trained_on_need_not_be_there(tiny_run: Said, tmp_path: Path) -> None:
+    """An evaluator elsewhere has the run, the model and the held-out samples."""
+    run = trained(tiny_run, tmp_path, KINDS["lora"])
+    Path(tiny_run["data"]["train"]).unlink()
+    assert glm_examiner(run, "cpu").plan == ledger.results(run)[0].plan
+
+
 def test_precision_is_as_asked_and_its_difference_is_told(tiny_run: Said, tmp_path: Path) -> None:
     run = trained(tiny_run, tmp_path, KINDS["full"], {"precision": "bfloat16", "metrics": ["loss"]})
     examiner = glm_examiner(run, "cpu")

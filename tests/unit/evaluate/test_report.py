@@ -11,11 +11,12 @@ from glm_accelerate.evaluate.course import main_plan, one_a_step
 from glm_accelerate.evaluate.exam import Findings, Prediction
 from glm_accelerate.evaluate.ledger import ask, publish
 from glm_accelerate.evaluate.report import best_said, report
-from glm_accelerate.evaluate.results import Comparison, Request, Result
+from glm_accelerate.evaluate.results import Comparison, Request, Result, whole_plan
 from glm_accelerate.observe.events import strict_json
 from glm_accelerate.runtime.errors import UserError
 
-PLAN, WHOLE = "0123abcd", "ffff0000"
+PLAN = "0123abcd"
+WHOLE = whole_plan(PLAN)
 
 
 def result(step: int, loss: float | None = None, **said: Any) -> Result:
@@ -128,6 +129,13 @@ def test_finalists_have_a_table_of_their_own(write: Callable[..., Path]) -> None
     assert page.index("## What was measured") < page.index("## The finalists, on all held-out samples")
     assert "**Best: step 100**, loss 2.310 ±0.050, on all 400 held-out samples." in page
     assert [row[0] for row in rows(page)] == ["step", "0", "100", "200", "step", "100", "200"]
+
+
+def test_all_samples_of_other_questions_are_no_finalists(write: Callable[..., Path]) -> None:
+    before = [result(step, 2.5, plan="fedcba98", samples=400) for step in (0, 100)]
+    page = report(write([*before, result(200, 2.3, attempt=2), result(300, 2.2, attempt=2)])).read_text()
+    assert "## Other questions (fedcba98)" in page
+    assert "finalists" not in page
 
 
 def test_the_curve_is_of_what_the_latest_attempt_was_asked() -> None:

@@ -225,7 +225,7 @@ def test_waiting_for_what_another_has_costs_no_descriptors(run: Path) -> None:
         time.sleep(1)
         assert len(os.listdir("/dev/fd")) < before + 10
     (run / "events.jsonl").write_text('{"kind": "stop", "reason": "done"}\n')
-    follower.join(20)
+    follower.join(60)
     assert status(run) == {3: "done"}
     assert not ledger.is_claimed(run, request)
     assert len(os.listdir("/dev/fd")) <= before
@@ -247,7 +247,7 @@ def test_an_answer_waits_for_a_disk_that_takes_it(run: Path, capsys: pytest.Capt
     in_the_way.mkdir()
     follower = threading.Thread(target=follow, args=(run, Recorder(), Following(once=True, poll=0.01)))
     follower.start()
-    ends, told = time.monotonic() + 20, ""
+    ends, told = time.monotonic() + 60, ""
     while "cannot be written" not in told and time.monotonic() < ends:
         told += capsys.readouterr().err
         time.sleep(0.01)
@@ -256,7 +256,7 @@ def test_an_answer_waits_for_a_disk_that_takes_it(run: Path, capsys: pytest.Capt
     assert is_leased(run / request.weights) is False  # it is read, and may go
     assert follower.is_alive()
     in_the_way.rmdir()
-    follower.join(20)
+    follower.join(60)
     assert status(run) == {3: "done"}
     assert not ledger.is_claimed(run, request)
     assert ledger.read_items(run, request.stem) is not None

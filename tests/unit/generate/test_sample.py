@@ -49,6 +49,11 @@ def test_draws_follow_temperature_and_top_p():
     assert drawn(Sampling(temperature=1.0, top_p=0.7)) == pytest.approx([5 / 8, 3 / 8, 0], abs=0.01)
 
 
+def test_hardly_any_temperature_is_none():
+    logits = torch.tensor([[3.0, 2.0, 1.0]] * 8)
+    assert pick(logits, Sampling(temperature=1e-40), torch.Generator()).tolist() == [0] * 8
+
+
 @pytest.mark.parametrize("temperature", [-1.0, math.inf, math.nan])
 def test_a_temperature_that_means_nothing(temperature):
     with pytest.raises(UserError, match="temperature"):

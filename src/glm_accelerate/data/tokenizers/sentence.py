@@ -39,7 +39,9 @@ class SentenceTokenizer:
         return self._model.encode(list(texts), num_threads=1)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        return decode_around(ids, self._names, self._model.decode, skip=skip_special)
+        """Numbers beyond all pieces, for which a padded vocabulary has room, stand for nothing."""
+        known = [number for number in ids if number < self.vocab_size]
+        return decode_around(known, self._names, self._model.decode, skip=skip_special)
 
     def special(self, name: str) -> int:
         return number_of(name, self._special, self._path)
