@@ -110,7 +110,7 @@ def read_events(path: Path) -> list[dict[str, object]]:
     counts = _counts(events)
 
     def stands(event: dict[str, object]) -> bool:
-        return _number(event, "step") <= counts.get(_number(event, "attempt"), -1)
+        return _number(event, "step") <= counts.get(_number(event, "attempt"), math.inf)
 
     latest: dict[tuple[object, int], int] = {}
     for event in filter(stands, events):
@@ -125,27 +125,28 @@ def read_events(path: Path) -> list[dict[str, object]]:
 
 
 def _counts(events: Iterable[Event]) -> dict[int, float]:
-    """Up to which step each attempt is part of the run. One that a user began at an earlier step, and from
-    which nothing was gone on with, is not among them.
+    """Up to which step each attempt is part of the run. The newest is, what it was gone on from, and so on
+    back to the beginning; of any other what it did about steps that it has in common with these. A log
+    without beginnings has all of them.
     """
     begun: dict[int, int] = {}
-    saved: dict[int, list[int]] = {}
+    of: dict[int, int] = {}  # whose checkpoint an attempt began with
+    savers: dict[int, int] = {}  # of a step, so far
     for event in events:
-        attempt = _number(event, "attempt")
-        begun.setdefault(attempt, -1)
+        attempt, step = _number(event, "attempt"), _number(event, "step")
         if event["kind"] in BEGINNINGS:
-            begun[attempt] = _number(event, "step")
+            before = savers.get(step, attempt - 1) if event["kind"] == "resume" else 0  # as logs were once
+            begun[attempt], of[attempt] = step, _number(event, "of") if "of" in event else before
+        elif event["kind"] == "step" and attempt not in begun:  # its beginning was torn
+            begun[attempt], of[attempt] = step - 1, attempt - 1
         elif event["kind"] == "checkpoint":
-            saved.setdefault(_number(event, "step"), []).append(attempt)
+            savers[step] = attempt
     counts: dict[int, float] = {}
-    until, saver = math.inf, None  # the step from which the next was gone on with, and who saved it
-    for attempt in sorted(begun, reverse=True):
-        if saver is not None and saver < attempt and begun[attempt] < until:
-            continue
-        counts[attempt] = until
-        if -1 < begun[attempt] < until:
-            until = begun[attempt]
-            saver = max((one for one in saved.get(begun[attempt], ()) if one < attempt), default=None)
+    attempt, until = max(begun, default=0), math.inf
+    while attempt in begun and attempt not in counts:
+        counts[attempt], until, attempt = until, min(until, begun[attempt]), of[attempt]
+    for other in sorted(begun.keys() - counts.keys()):
+        counts[other] = min(begun[other], counts.get(of[other], -1))
     return counts
 
 

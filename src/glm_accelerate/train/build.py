@@ -74,6 +74,7 @@ class Built:
     run: Run
     proofs: Sequence[Proof]
     resumed: int | None  # the step that it goes on from
+    saved_by: int  # the attempt that saved that; 0: none of this run
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def built(
         repeat_exactly(pick_device())
         model, notes = _model(settled)
         optimizer = _optimizer(settled, model)
-        progress, warnings = _go_on(settled, model, optimizer)
+        progress, saved_by, warnings = _go_on(settled, model, optimizer)
         keep_copies(optimizer, model)
         sparing = recompute_as_needed(model, settled.plan, ranks)
         resumed = None if progress is None else progress.position
@@ -120,7 +121,7 @@ def built(
             events.emit("warning", {"said": warning})
         run = _run(settled, model, optimizer, progress, events, half, held_before)
         try:
-            yield Built(run, proofs, resumed)
+            yield Built(run, proofs, resumed, saved_by)
         finally:
             run.steps.close()
             events.close()
@@ -188,11 +189,14 @@ def _optimizer(settled: Settled, model: Decoder) -> Optimizer:
     return made
 
 
-def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Progress | None, list[str]]:
-    """Where the run stands after its state was put back, and warnings; None at the beginning."""
-    ranks, choice = settled.ranks, settled.choice
+def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Progress | None, int, list[str]]:
+    """Where the run stands after its state was put back, None at the beginning; the attempt that saved it, 0
+    if none of this run did; and warnings.
+    """
+    ranks, choice, saved_by = settled.ranks, settled.choice, 0
 
     def read(path: Path) -> tuple[Progress, list[str]]:
+        nonlocal saved_by
         if choice.foreign:
             foreign = read_foreign(path, settled.model_dir, settled.config.adapt, settled.directory)
             restore(Held.of(foreign), model, optimizer, ranks, path)
@@ -201,6 +205,7 @@ def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Prog
             reader = Reader(path)
             said = check(reader.manifest.fingerprints, settled.prints, path, settled.start.accept)
             told = Progress.from_json(reader.state())
+            saved_by = reader.manifest.attempt if reader.manifest.run in ("", settled.run_id) else 0
             restore(reader, model, optimizer, ranks, path, begun=told.applied > 0)
             return told, said
 
@@ -220,11 +225,11 @@ def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Prog
 
     found, warnings = read_first(choice, read_together)
     if found is None:
-        return None, warnings
+        return None, 0, warnings
     progress, said = found
     if not choice.explicit:  # else the first save does it: until then no directory is read
         ranks.decide(lambda: give_up_after(settled.directory, progress.position))
-    return progress, [*warnings, *said]
+    return progress, saved_by, [*warnings, *said]
 
 
 def _events(settled: Settled, observers: Sequence[Observer]) -> Events:

@@ -80,6 +80,7 @@ def _start_fields(ready: Built) -> dict[str, object]:
     trained = sum(parameter.numel() for parameter in ready.run.model.parameters() if parameter.requires_grad)
     return {
         "step": ready.run.progress.position,
+        "of": ready.saved_by,
         "steps": plan.steps,
         "family": plan.family,
         "method": ready.run.config.adapt.method,

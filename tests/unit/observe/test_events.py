@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -98,25 +99,55 @@ def test_starting_anew_leaves_nothing_of_the_first_attempt(tmp_path: Path) -> No
     assert [event["kind"] for event in read_events(path)] == ["start", "start"]
 
 
+def steps(first: int, last: int) -> list[tuple[str, dict[str, object]]]:
+    return [("step", {"step": step}) for step in range(first, last + 1)]
+
+
+def seen(path: Path) -> list[tuple[object, object]]:
+    return [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
+
+
 def test_a_branch_that_came_to_nothing_is_no_part_of_the_run(tmp_path: Path) -> None:
-    """From step 2 once more, killed before its first checkpoint: the run goes on from where it was."""
+    """From step 2 once more, killed before its first checkpoint: the run goes on from where it was. What that
+    branch heard of the step before it still counts.
+    """
     path = tmp_path / "events.jsonl"
+    log(path, 1, ("start", {"step": 0}), *steps(1, 2), ("checkpoint", {"step": 2}), *steps(3, 5))
+    log(path, 2, ("resume", {"step": 2, "of": 1}), ("eval", {"step": 2}), *steps(3, 5))
+    assert seen(path) == [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
+    log(path, 3, ("resume", {"step": 4, "of": 1}), *steps(5, 6), ("checkpoint", {"step": 6}))
+    assert seen(path) == [(1, 1), (1, 2), (1, 3), (1, 4), (3, 5), (3, 6)]
+    assert [event["attempt"] for event in read_events(path) if event["kind"] == "eval"] == [2]
 
-    def steps(first: int, last: int) -> list[tuple[str, dict[str, object]]]:
-        return [("step", {"step": step}) for step in range(first, last + 1)]
 
-    log(path, 1, ("start", {"step": 0}), *steps(1, 2), ("checkpoint", {"step": 2}), *steps(3, 4))
-    log(path, 1, ("checkpoint", {"step": 4}), *steps(5, 5))
+def test_a_log_that_does_not_say_whose_checkpoints_were_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log(path, 1, ("start", {"step": 0}), *steps(1, 4), ("checkpoint", {"step": 4}), *steps(5, 5))
     log(path, 2, ("resume", {"step": 2}), *steps(3, 5))
-    told = [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
-    assert told == [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]
-    log(path, 3, ("resume", {"step": 4}), *steps(5, 6), ("checkpoint", {"step": 6}))
-    told = [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
-    assert told == [(1, 1), (1, 2), (1, 3), (1, 4), (3, 5), (3, 6)]
-    log(path, 4, ("resume", {"step": 4}), *steps(5, 6), ("checkpoint", {"step": 6}))
-    log(path, 5, ("resume", {"step": 6}), *steps(7, 7))
-    told = [(event["attempt"], event["step"]) for event in read_events(path) if event["kind"] == "step"]
-    assert told == [(1, 1), (1, 2), (1, 3), (1, 4), (4, 5), (4, 6), (5, 7)]
+    log(path, 3, ("resume", {"step": 4}), *steps(5, 6))
+    assert seen(path) == [(1, 1), (1, 2), (1, 3), (1, 4), (3, 5), (3, 6)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_run_is_what_its_newest_attempt_has_behind_it(seed: int, tmp_path: Path) -> None:
+    """Attempts begin anew or at anything that was ever saved; a killed one has not told of all its saves."""
+    draw, path = random.Random(seed), tmp_path / "events.jsonl"
+    saved: list[tuple[int, list[tuple[int, int]]]] = []  # by whom, and what is behind it
+    behind: list[tuple[int, int]] = []
+    for attempt in range(1, draw.randint(2, 7)):
+        who, found = draw.choice(saved) if saved and draw.random() < 0.8 else (0, [])
+        behind = list(found)
+        events: list[tuple[str, dict[str, object]]] = [
+            ("resume" if who else "start", {"step": len(behind), "of": who})
+        ]
+        for step in range(len(behind) + 1, len(behind) + draw.randint(1, 9)):
+            behind.append((attempt, step))
+            events.append(("step", {"step": step}))
+            if draw.random() < 0.4:
+                saved.append((attempt, list(behind)))
+                events += [("checkpoint", {"step": step})] if draw.random() < 0.5 else []
+        log(path, attempt, *events)
+    assert seen(path) == behind
 
 
 def test_no_log_has_no_events_and_no_attempt(tmp_path: Path) -> None:
