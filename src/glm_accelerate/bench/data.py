@@ -94,7 +94,7 @@ def measure_data(config: RunConfig, steps: int, say: Say) -> DataFigures:
 
 
 def _prepared(config: RunConfig, inputs: Inputs, seconds: float) -> Prepared:
-    size = sum(Path(source.path).stat().st_size for source in config.data.train)
+    size = sum(Path(source.path).expanduser().stat().st_size for source in config.data.train)
     asked = config.data.workers
     tokens = int(inputs.train.lengths.sum())
     return Prepared(seconds, size, len(inputs.train), tokens, cores() if asked == "auto" else asked)

@@ -6,11 +6,9 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import source
-from glm_accelerate.cli.opening import at_least
+from glm_accelerate.cli import opening, source
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.stop import stopping_at_once
 
@@ -37,13 +35,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("--warmup", 1, 5, "steps before them (5)"),
         ("--rounds", 3, 3, "repeats of a comparison, a save or an operator, 3 or more (3)"),
     ):
-        parser.add_argument(name, type=at_least(least), default=default, metavar="N", help=about)
+        parser.add_argument(name, type=opening.at_least(least), default=default, metavar="N", help=about)
     parser.add_argument(
         "--compare",
         metavar="CONFIG2|section.key=value,...",
         help="step: measure this beside it, in turn, and show the ratio",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the report there: .md, .json and .svg")
+    parser.add_argument(
+        "--out", type=opening.directory, metavar="DIR", help="write the report there: .md, .json and .svg"
+    )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
 
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     opened = opening.open_from(args, weights.path)
     chat = Chat(
         opened.model,
-        load_tokenizer(opened.base),
+        load_tokenizer(opened.base, opened.template),
         get_template(opened.template),
         sampling=sampling,
         max_new_tokens=args.max_new_tokens,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glm_accelerate.cli import opening
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ DIFFERENCES_SHOWN = 40
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, what to do, and with which."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's directory; verify: or a checkpoint's")
+    parser.add_argument(
+        "run", metavar="RUN", type=opening.directory, help="a run's directory; verify: or a checkpoint's"
+    )
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help="(list)")
     parser.add_argument(
         "which", nargs="*", metavar="STEP", help="verify: only these; diff: two of them, or directories"
@@ -114,6 +117,7 @@ def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> 
     from dataclasses import asdict
 
     from rich.table import Table
+    from rich.text import Text
 
     from glm_accelerate.checkpoint.audit import compare
 
@@ -125,11 +129,10 @@ def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> 
         return WHOLE
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("what", "name", which[0], which[1], "max |difference|"):
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(column), overflow="fold")
     for one in found[:DIFFERENCES_SHOWN]:
-        table.add_row(
-            one.kind, one.name, one.first, one.second, "" if one.most is None else f"{one.most:.3g}"
-        )
+        most = "" if one.most is None else f"{one.most:.3g}"
+        table.add_row(*map(Text, (one.kind, one.name, one.first, one.second, most)))
     console.print(table if found else "no difference")
     if len(found) > DIFFERENCES_SHOWN:
         console.print(f"and {len(found) - DIFFERENCES_SHOWN:,} more: --json lists all")

@@ -4,6 +4,7 @@ import argparse
 from itertools import count
 from pathlib import Path
 
+from glm_accelerate.cli import opening
 from glm_accelerate.runtime.errors import UserError
 
 HELP = "Train a tiny GLM on generated data in about two minutes, from nothing to correct answers."
@@ -12,7 +13,10 @@ HELP = "Train a tiny GLM on generated data in about two minutes, from nothing to
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Where to put it, and for how long."""
     parser.add_argument(
-        "--run", type=Path, metavar="DIR", help="a new directory (runs/demo, or the next that is free)"
+        "--run",
+        type=opening.directory,
+        metavar="DIR",
+        help="a new directory (runs/demo, or the next that is free)",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="train shorter or longer than usual")
 

@@ -1,6 +1,7 @@
-"""What verbs that open a model have in common: PATH, --base, and numbers checked before it is read."""
+"""What verbs that open a model have in common: PATH, --base, and words that are checked before it is read."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,26 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def amount(*, least: float = 0.0, above: bool = False) -> Callable[[str], float]:
+    """The type of an argument that is a finite number from `least` on, or only above it."""
+
+    def read(text: str) -> float:
+        number = _number(text)
+        if not math.isfinite(number) or number < least or (above and number == least):
+            wanted = f"above {least:g}" if above else f"from {least:g} on"
+            raise argparse.ArgumentTypeError(f"{text} is not a finite number {wanted}")
+        return number
+
+    return read
+
+
+def directory(text: str) -> Path:
+    """The type of an argument that names one: nothing is no name, as where a shell's variable is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: a shell's variable that is not set?")
+    return Path(text)
+
+
 def base(parser: argparse.ArgumentParser) -> None:
     """For directories that don't say it themselves, or that were moved."""
     parser.add_argument("--base", metavar="DIR", help="the model that an adapter or a run was trained on")
@@ -49,3 +70,10 @@ def open_from(args: argparse.Namespace, path: Path) -> "Opened":
     from glm_accelerate.runtime.device import pick_device
 
     return open_model(path, base=base_from(args), device=pick_device(), merged=True)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

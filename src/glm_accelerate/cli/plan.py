@@ -33,9 +33,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=opening.at_least(1), default=1, metavar="N", help="how many of them (1)"
     )
     parser.add_argument(
-        "--tokens-per-second", type=float, metavar="N", help="what `bench step` measured on one device"
+        "--tokens-per-second",
+        type=opening.amount(above=True),
+        metavar="N",
+        help="what `bench step` measured on one device",
     )
-    parser.add_argument("--price", type=float, metavar="P", help="of a device an hour")
+    parser.add_argument("--price", type=opening.amount(), metavar="P", help="of a device an hour")
     parser.add_argument("--json", action="store_true", help="as JSON, the way a run directory keeps it")
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import source
+from glm_accelerate.cli import opening, source
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
@@ -24,7 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """CONFIG, where to run, and where to begin."""
     source.arguments(parser)
     parser.add_argument(
-        "--run", type=Path, metavar="DIR", help="the run's directory (runs/<the config's name>)"
+        "--run",
+        type=opening.directory,
+        metavar="DIR",
+        help="the run's directory (runs/<the config's name>)",
     )
     parser.add_argument(
         "--nproc", type=int, default=1, metavar="N", help="processes on this machine, one a device (1)"
@@ -33,7 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", default="auto", metavar="auto|never|STEP|PATH", help="where to go on (auto)"
     )
     parser.add_argument(
-        "--init-from", type=Path, metavar="PATH", help="an adapter, a model or a checkpoint to begin with"
+        "--init-from",
+        type=opening.directory,
+        metavar="PATH",
+        help="an adapter, a model or a checkpoint to begin with",
     )
     parser.add_argument(
         "--accept", action="append", default=[], metavar="WHAT", help="go on although this has changed"
@@ -106,8 +112,9 @@ def _train(args: argparse.Namespace) -> int:
 
 def _show(rows: "Sequence[tuple[object, ...]]", console: "Console") -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("what", "then", "now", "to go on", box=None)
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table)

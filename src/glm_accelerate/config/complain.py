@@ -55,7 +55,7 @@ WANTED = {
     "tuple_type": "a list",
 }
 SOURCES = (("data", "train"), ("data", "dev"))
-FILES = "a file or a list of files, each with a path and a weight above 0,"
+FILES = "a file or a list of files, each with a path and a weight above 0, at most 1000,"
 BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -130,8 +130,9 @@ def _wanted(error: Mapping[str, Any]) -> str:
     if kind == "literal_error":
         return str(error["ctx"]["expected"]).replace("'", "")
     if kind in BOUNDS:
-        bound, words = BOUNDS[kind]
-        return f"{words} {error['ctx'][bound]}"
+        name, words = BOUNDS[kind]
+        bound = error["ctx"][name]
+        return f"{words} {f'{bound:g}' if isinstance(bound, float) else bound}"
     return WANTED.get(kind, str(error["msg"]))
 
 

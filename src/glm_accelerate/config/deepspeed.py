@@ -66,7 +66,7 @@ def read_deepspeed(value: object, beside: Path, where: str, ours: Mapping[str, A
             raise UserError(f"`{key}` is not understood", where=where, cure="remove it")
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0) if isinstance(zero, dict) else zero
-    if stage not in STAGES:
+    if not isinstance(stage, int) or stage not in STAGES:
         raise UserError(f"`zero_optimization.stage` is {stage}", where=where, cure="0 to 3 are offered")
     why = f"ZeRO stage {stage}"
     if isinstance(zero, dict) and any(key.startswith("offload_") for key in zero):
@@ -99,7 +99,10 @@ def _agree(key: str, said: object, ours: Mapping[str, Any], where: str) -> None:
 def _optimizer(said: Any, ours: Mapping[str, Any], where: str) -> None:
     if not isinstance(said, dict) or str(said.get("type")).lower() not in ("adam", "adamw"):
         raise UserError("`optimizer` is not AdamW", where=where, cure="AdamW is offered here")
-    for key, value in said.get("params", {}).items():
+    params = said.get("params", {})
+    if not isinstance(params, dict):
+        raise UserError("`optimizer.params` is no section", where=where, cure="remove it")
+    for key, value in cast("dict[str, Any]", params).items():
         if key in AGREE:
             _agree(key, value, ours, where)
         elif key not in ("torch_adam", "adam_w_mode", "bias_correction"):

@@ -13,6 +13,7 @@ from glm_accelerate.config.amount import as_said
 
 Auto = Literal["auto"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -41,7 +42,7 @@ class AdaptSection(Section):
     """LoRA: the added product is scaled by alpha / rank."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """LoRA: dropout on the adapter's input; prefix: on the prefix."""
-    targets: Literal["all-linear"] | list[str] = "all-linear"
+    targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
     """LoRA: which linear layers, by the last part of their name. A name that matches nothing is an error."""
     base: Auto | DtypeName | Literal["nf4", "int8", "fp8"] = "auto"
     """How the frozen base is kept; auto: as `model.dtype`; nf4, int8, fp8: its linear layers in few bits."""
@@ -77,8 +78,8 @@ class Source(Section):
 
     path: str
     """A JSONL file."""
-    weight: float = Field(default=1.0, gt=0)
-    """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch; at most 1000."""
 
 
 def _as_sources(value: object) -> object:
@@ -111,7 +112,7 @@ class DataSection(Section):
     batching: Literal["pack", "bucket", "pad"] = "pack"
     """pack: whole documents side by side in one row; bucket: neighbours in length; pad: the stock way."""
     skip_bad: int = Field(default=0, ge=0)
-    """How many unreadable lines a file may have before it is an error."""
+    """How many lines a file may have that cannot be read, or written by the template: more are an error."""
     workers: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Processes that tokenize; auto: one a core, at most 16."""
     cache: Auto | str = "auto"
@@ -131,7 +132,7 @@ class TrainSection(Section):
     """Tokens in one optimizer update, over all devices."""
     micro_tokens: Auto | Annotated[int, Field(ge=64)] = "auto"
     """Tokens in one forward pass; auto: what the plan finds."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the order of the samples, new weights and dropout."""
     max_bad_steps: int = Field(default=10, ge=1)
     """Stop after so many steps in a row whose gradients are not finite."""
@@ -167,7 +168,7 @@ class OptimSection(Section):
     """The highest rate of the schedule."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices; norms and biases never decay."""
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.999), strict=False)
     """adamw: decay of the two moments."""
     epsilon: float = Field(default=1e-8, gt=0)
     """adamw: added to the root of the second moment."""
@@ -250,7 +251,7 @@ class EvaluateSection(Section):
     where: Auto | Literal["beside", "inline", "external"] = "auto"
     """beside: a process of its own, on a spare device or spare cores; inline: training waits; external: who
     runs `evaluate RUN --follow`; auto: beside where something is spare and keeps up, else inline."""
-    samples: Auto | Literal["all"] | Annotated[int, Field(ge=1)] = "auto"
+    samples: Auto | Literal["all"] | Annotated[int, Field(ge=2)] = "auto"
     """Held-out samples a time, the same ones at each; auto: as many as tell this step from the best one."""
     metrics: Annotated[list[str], Field(min_length=1), AfterValidator(_known_metrics)] = ["loss"]
     """loss; of greedy answers exact_match, bleu, rouge, or your own function as FILE.py:FUNCTION."""

@@ -100,8 +100,10 @@ class _Reading:
     def refuse(self, key: str, what: str, cure: str | None = None) -> UserError:
         return UserError(f"`{key}` {what}", where=self.place(key), cure=cure)
 
-    def whole(self, key: str, default: int) -> int:
+    def whole(self, key: str, default: int | None = None) -> int:
         value = self.take(key, default)
+        if value is None:
+            raise self.refuse(key, "is missing")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refuse(key, f"is {value}, a whole number from 1 on is wanted")
         return value
@@ -147,7 +149,7 @@ def _data(reading: _Reading, directory: Path) -> None:
         reading.settle(ours, str(directory / str(name)), key)
     if "train" not in reading.settings.get("data", {}):
         raise reading.refuse(f"{DATA}train_file", "is missing")
-    longest = [reading.whole(f"max_{part}_length", 0) for part in ("input", "output")]
+    longest = [reading.whole(f"max_{part}_length") for part in ("input", "output")]
     why = "both lengths together; a longer sample loses its oldest turns, where stock cuts off the answer"
     reading.settle("data.max_tokens", sum(longest), "max_input_length", why)
     reading.note("max_output_length", "see max_input_length")

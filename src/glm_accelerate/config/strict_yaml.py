@@ -92,6 +92,10 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+        """U+0085 is escaped in double quotes alone; elsewhere it is a line break, read as a space."""
+        return super().represent_scalar(tag, value, '"' if "\x85" in value else style)
+
 
 def read_document(text: str, source: str) -> Document:
     """Parse one YAML mapping. An empty text says nothing, and is an empty mapping."""

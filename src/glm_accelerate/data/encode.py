@@ -35,6 +35,15 @@ class Left:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation and its pieces. `moved`: they bear the stock mask, which is yet to be shifted."""
+
+    conversation: Conversation
+    pieces: Sequence[Piece]
+    moved: bool = False
+
+
 Encoded = Kept | Left
 
 
@@ -49,12 +58,34 @@ def encode(
     overlong: Overlong = "truncate",
 ) -> list[Encoded]:
     """In order, one a conversation; only a document longer than `max_tokens` becomes several samples."""
-    rendered = [_render(conversation, template, train_on, labels) for conversation in conversations]
+    rendered = [render(conversation, template, train_on, labels) for conversation in conversations]
+    return encode_rendered(rendered, tokenizer, max_tokens=max_tokens, overlong=overlong)
+
+
+def encode_rendered(
+    rendered: Sequence[Rendered], tokenizer: Tokenizer, *, max_tokens: int, overlong: Overlong
+) -> list[Encoded]:
+    """What follows `render`, for all of a batch at once."""
     encoded: list[Encoded] = []
-    for conversation, parts in zip(conversations, _tokenize(rendered, tokenizer), strict=True):
-        moved = labels == "stock" and conversation.text is None and template.name != "chatglm2"
-        encoded += _fit(conversation, parts, moved, max_tokens, overlong)
+    batch = _tokenize([one.pieces for one in rendered], tokenizer)
+    for one, parts in zip(rendered, batch, strict=True):
+        encoded += _fit(one.conversation, parts, one.moved, max_tokens, overlong)
     return encoded
+
+
+def render(conversation: Conversation, template: Template, train_on: TrainOn, labels: Labels) -> Rendered:
+    """UserError with its place for a conversation that the template cannot write."""
+    if conversation.text is not None:
+        return Rendered(conversation, label.document(conversation, template) if conversation.text else [])
+    write = label.stock if labels == "stock" else label.exact
+    try:
+        pieces = write(conversation.messages, template, train_on)
+    except UserError as error:
+        raise UserError(error.what, where=conversation.place, cure=error.cure) from error
+    except RecursionError as error:  # writing tools and calls needs more of the stack than reading them
+        cure = "flatten or remove it"
+        raise UserError("a tool or call nested too deeply", where=conversation.place, cure=cure) from error
+    return Rendered(conversation, pieces, moved=labels == "stock" and template.name != "chatglm2")
 
 
 def encode_prompt(messages: Sequence[Message], template: Template, tokenizer: Tokenizer) -> list[int]:
@@ -66,19 +97,6 @@ def encode_whole(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int]:
     """The tokens of rendered pieces, whatever they are for."""
     [parts] = _tokenize([pieces], tokenizer)
     return np.concatenate([part.tokens for part in parts]).tolist()
-
-
-def _render(conversation: Conversation, template: Template, train_on: TrainOn, labels: Labels) -> list[Piece]:
-    if conversation.text is not None:
-        return label.document(conversation, template) if conversation.text else []
-    try:
-        write = label.stock if labels == "stock" else label.exact
-        return write(conversation.messages, template, train_on)
-    except UserError as error:
-        raise UserError(error.what, where=conversation.place, cure=error.cure) from error
-    except RecursionError as error:  # writing tools and calls needs more of the stack than reading them
-        cure = "flatten or remove it"
-        raise UserError("a tool or call nested too deeply", where=conversation.place, cure=cure) from error
 
 
 def _tokenize(rendered: Sequence[Sequence[Piece]], tokenizer: Tokenizer) -> list[list[Part]]:

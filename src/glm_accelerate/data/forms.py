@@ -18,6 +18,7 @@ FormatName = Literal["messages", "conversations", "alpaca", "sharegpt", "text"]
 Line = Mapping[str, Any]
 
 _ALPACA = (("instruction", "output"), ("prompt", "response"), ("content", "summary"))
+_MASKS = ("loss", "weight", "train", "loss_mask")  # how an answer is excluded from what is learnt
 _SPEAKERS: Mapping[str, str] = {
     "human": "user",
     "user": "user",
@@ -61,9 +62,14 @@ def conversation(line: Line, format: FormatName, place: Place) -> Conversation:
             "alpaca": _alpaca,
             "sharegpt": _sharegpt,
         }[format]
+        if line.get("functions"):
+            cure = 'write "tools": [...] with the same objects'
+            raise UserError("functions is OpenAI's old form", cure=cure)
         return Conversation(tuple(_with_tools(write(line), _tools(line))), place)
     except UserError as error:
         raise UserError(error.what, where=place, cure=error.cure) from error
+    except RecursionError as error:  # writing may need more of the stack than reading
+        raise UserError("JSON nested too deeply", where=place, cure="remove the line") from error
 
 
 def _messages(line: Line) -> list[Message]:
@@ -74,16 +80,21 @@ def _messages(line: Line) -> list[Message]:
         if role in ("tool", "function"):
             role = "observation"
         role = _role(role, name)
+        learnt = role != "assistant" or _learnt(turn, name)
+        _refuse_calls(turn, name, "function_call")
         calls = [_call(call, name) for call in _list(turn, "tool_calls", name)] if role == "assistant" else []
         content = _content(turn, name, optional=bool(calls or turn.get("tools")), data=role == "observation")
         metadata = turn.get("metadata")
         if role == "assistant" and isinstance(metadata, str) and metadata.strip():
-            found.append(Message("assistant", "", call=ToolCall(metadata.strip(), content)))
+            if calls:
+                raise UserError(f"{name} has metadata and tool_calls", cure="say the call in one of them")
+            call = ToolCall(metadata.strip(), content)
+            found.append(Message("assistant", "", call=call, learnt=learnt))
             continue
         if content or not calls:
             tools = _tools(turn) if role == "system" else ()
-            found.append(Message(role, content, tools))
-        found += [Message("assistant", "", call=call) for call in calls]
+            found.append(Message(role, content, tools, learnt=learnt))
+        found += [Message("assistant", "", call=call, learnt=learnt) for call in calls]
     return found
 
 
@@ -91,14 +102,15 @@ def _chatglm3(line: Line) -> list[Message]:
     found: list[Message] = []
     for at, turn in enumerate(_turns(line, "conversations")):
         name = f"conversations[{at}]"
-        if turn.get("loss") is False and turn.get("role") in ("assistant", "tool"):
-            raise UserError(f"{name} has loss: false", cure="train_on: last learns only the last answer")
+        _refuse_calls(turn, name, "function_call", "tool_calls")
+        learnt = turn.get("role") not in ("assistant", "tool") or _learnt(turn, name)
         if turn.get("role") != "tool":
-            found.append(Message(_role(turn.get("role"), name), _content(turn, name)))
+            found.append(Message(_role(turn.get("role"), name), _content(turn, name), learnt=learnt))
             continue
         arguments = turn.get("parameters")
         written = arguments if isinstance(arguments, str) else _json(arguments or {})
-        found.append(Message("assistant", "", call=ToolCall(_text(turn, "name", name), written)))
+        call = ToolCall(_text(turn, "name", name), written)
+        found.append(Message("assistant", "", call=call, learnt=learnt))
         observation = turn.get("observation")
         found.append(
             Message("observation", observation if isinstance(observation, str) else _json(observation))
@@ -107,7 +119,10 @@ def _chatglm3(line: Line) -> list[Message]:
 
 
 def _alpaca(line: Line) -> list[Message]:
-    pair = next((pair for pair in _ALPACA if pair[0] in line), _ALPACA[0])
+    whole = [pair for pair in _ALPACA if all(key in line for key in pair)]
+    pair = next((pair for pair in (*whole, *_ALPACA) if pair[0] in line), _ALPACA[0])
+    if pair[0] != "instruction" and line.get("instruction"):
+        raise UserError(f"instruction stands beside {pair[0]}", cure='name it "system", or join the two')
     found: list[Message] = []
     if line.get("system"):
         found.append(Message("system", _text(line, "system")))
@@ -128,14 +143,35 @@ def _sharegpt(line: Line) -> list[Message]:
     for at, turn in enumerate(_turns(line, "conversations")):
         name = f"conversations[{at}]"
         speaker, value = turn.get("from"), _text(turn, "value", name)
+        _refuse_calls(turn, name, "function_call", "tool_calls")
         if speaker == "function_call":
-            found.append(Message("assistant", "", call=_call(_parsed(value, f"{name}.value"), name)))
+            call = _call(_parsed(value, f"{name}.value"), name)
+            found.append(Message("assistant", "", call=call, learnt=_learnt(turn, name)))
             continue
         if not isinstance(speaker, str) or speaker not in _SPEAKERS:
             known = ", ".join((*_SPEAKERS, "function_call"))
             raise UserError(f"{name}.from is {shortly(speaker)}", cure=f"one of {known}")
-        found.append(Message(cast(Role, _SPEAKERS[speaker]), value))
+        role = cast(Role, _SPEAKERS[speaker])
+        found.append(Message(role, value, learnt=role != "assistant" or _learnt(turn, name)))
     return found
+
+
+def _learnt(turn: Line, name: str) -> bool:
+    """Whether no mask excludes the answer. A mask that says neither yes nor no is an error."""
+    masks = {key: turn[key] for key in _MASKS if turn.get(key) is not None}
+    for key, mask in masks.items():
+        if mask not in (0, 1):
+            cure = "0 or false excludes the answer, 1 or true not"
+            raise UserError(f"{name}.{key} is {shortly(mask)}", cure=cure)
+    return all(masks.values())
+
+
+def _refuse_calls(turn: Line, name: str, *keys: str) -> None:
+    """A call under a key that this form does not have would be lost."""
+    for key in keys:
+        if turn.get(key):
+            cure = 'in the form messages: "tool_calls": [{"function": {"name": ..., "arguments": ...}}]'
+            raise UserError(f"{name} has {key}", cure=cure)
 
 
 def _with_tools(messages: list[Message], tools: tuple[Tool, ...]) -> list[Message]:

@@ -53,7 +53,7 @@ def open_inputs(section: DataSection, model_dir: Path, progress: Progress | None
 
     return Inputs(
         template=get_template(name),
-        tokenizer=load_tokenizer(model_dir),
+        tokenizer=load_tokenizer(model_dir, name),
         train=open_store("train", section.train),
         dev=open_store("dev", section.dev) if section.dev else None,
     )

@@ -1,4 +1,4 @@
-"""Which pieces of a conversation are learnt.
+"""Which pieces of a conversation are learnt: never those of an answer that the data excludes.
 
 exact: all that the model has to produce, and nothing is kept after the last of it.
 stock: what the stock fine-tuning scripts label, token for token, their oddities included, to compare with.
@@ -48,17 +48,19 @@ def stock(messages: Sequence[Message], template: Template, train_on: TrainOn) ->
     stop = Piece(template.stop, special=True)
     if train_on == "last":
         pieces = template.render(messages)
-        if pieces[-1].special and pieces[-1].target:
+        if pieces[-1].special and pieces[-1].turn >= 0:
             pieces.pop()  # our own stop token
         opened = _last_answer(pieces)
-        return [*(replace(piece, target=0 <= opened < at) for at, piece in enumerate(pieces)), stop]
+        learnt = opened >= 0 and messages[pieces[opened].turn].learnt
+        return [*(replace(piece, target=learnt and opened < at) for at, piece in enumerate(pieces)), stop]
     pieces = [Piece(name, special=True) for name in template.prefix]
     trained = {"assistant", "observation"} if template.name == "chatglm3" else {"assistant"}
     for turn, message in enumerate(messages):
         alone = template.render([message])[len(template.prefix) :]
         if message.role == "assistant" and alone:
             alone.pop()
-        pieces += [replace(piece, target=message.role in trained, turn=turn) for piece in alone]
+        learnt = message.role in trained and message.learnt
+        pieces += [replace(piece, target=learnt, turn=turn) for piece in alone]
     return [*pieces, stop]
 
 

@@ -70,7 +70,8 @@ def _drop_exchanges(parts: Sequence[Part], roles: Sequence[Role], max_tokens: in
         number = number_of_turn.get(part.piece.turn)
         if number is not None:
             sizes[number] += len(part)
-            last = max(last, number)
+            if not part.piece.special:  # the role token that ends an answer is no exchange of its own
+                last = max(last, number)
     total, first = _size(parts), 0
     while total > max_tokens and first < last:
         total -= sizes[first]

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_accelerate.runtime.errors import UserError
+
+_MOST_DRAWN = 1 << 28  # 2 GiB of sample numbers, and as much again to shuffle them
+
 Span = tuple[int, int, float]  # first sample, one past the last, weight
 
 
@@ -24,6 +28,11 @@ class Order:
 
     def __post_init__(self) -> None:
         assert (self.step_samples is None) != (self.step_tokens is None)
+        drawn = sum((stop - start) * weight for start, stop, weight in self.spans)
+        if drawn > max(_MOST_DRAWN, 4 * len(self.lengths)):
+            what = f"the weights of data.train make an epoch of {drawn:.3g} samples"
+            cure = "lower them: train.epochs or train.steps says how long a run takes"
+            raise UserError(what, cure=cure)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         """Sample numbers of every step of an epoch."""

@@ -49,8 +49,8 @@ def prepare(
     if settings.template == "auto":
         settings = dataclasses.replace(settings, template=detect_template(model_dir))
     get_template(settings.template)  # its mistakes, and those of the tokenizer, come before any work
-    fingerprint = load_tokenizer(model_dir).fingerprint
-    paths = [Path(source.path) for source in sources]
+    fingerprint = load_tokenizer(model_dir, settings.template).fingerprint
+    paths = [Path(source.path).expanduser() for source in sources]
     meter = _Meter(2 * sum(identify(path).size for path in paths), progress)
     with _writable(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -155,11 +155,9 @@ def _turn(directory: Path) -> Generator[None, None, None]:
 def _sweep(cache: Path) -> None:
     """Removes what killed builders left behind: theirs is a lock that nobody holds any more."""
     for leftover in cache.glob(".building-*-*"):
-        with _lock_of(cache, leftover.name.split("-")[1]).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # its builder lives, or nobody can know
-                continue
+        # Its builder lives, or nobody can know, or the cache may only be read: it harms nobody.
+        with suppress(OSError), _lock_of(cache, leftover.name.split("-")[1]).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -8,14 +8,23 @@ from typing import Literal
 
 import numpy as np
 
-from glm_accelerate.data.encode import Encoded, Kept, Labels, Left, Overlong, encode
+from glm_accelerate.data.encode import (
+    Encoded,
+    Kept,
+    Labels,
+    Left,
+    Overlong,
+    Rendered,
+    encode_rendered,
+    render,
+)
 from glm_accelerate.data.label import TrainOn
 from glm_accelerate.data.read import FormatName, find_format, parse_line, read_lines
 from glm_accelerate.data.scan import Range
 from glm_accelerate.data.store import REMARKS_KEPT, Block, Remark
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.types import Conversation, Place
+from glm_accelerate.data.types import Place
 from glm_accelerate.runtime.errors import UserError
 
 _NOTHING = np.zeros(0, np.int32)
@@ -58,7 +67,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a range: its block, its unreadable lines, and what ended it early, if anything did."""
+    """What became of a range: its block, its bad lines, and what else ended it early, if anything did."""
 
     block: Block
     bad: tuple[Fault, ...]
@@ -72,31 +81,26 @@ class Encoder:
         self._path, self._settings = recipe.path, recipe.settings
         self._format: FormatName = find_format(recipe.path, recipe.settings.format)
         self._template = get_template(recipe.settings.template)
-        self._tokenizer = load_tokenizer(recipe.model_dir)
+        self._tokenizer = load_tokenizer(recipe.model_dir, recipe.settings.template)
 
     def __call__(self, part: Range) -> Outcome:
         settings = self._settings
-        conversations: list[Conversation] = []
+        rendered: list[Rendered] = []
         bad: list[tuple[Place, UserError]] = []
         encoded: list[Encoded] = []
         fatal: Fault | None = None
         try:
             for place, raw in read_lines(self._path, part.start, part.stop, line=part.line):
                 try:
-                    conversations.append(parse_line(raw, place, self._format))
+                    said = parse_line(raw, place, self._format)
+                    rendered.append(render(said, self._template, settings.train_on, settings.labels))
                 except UserError as error:
                     bad.append((place, error))
                     if len(bad) > settings.skip_bad:  # this range alone holds too many: the file ends here
                         break
             else:
-                encoded = encode(
-                    conversations,
-                    self._template,
-                    self._tokenizer,
-                    train_on=settings.train_on,
-                    labels=settings.labels,
-                    max_tokens=settings.max_tokens,
-                    overlong=settings.overlong,
+                encoded = encode_rendered(
+                    rendered, self._tokenizer, max_tokens=settings.max_tokens, overlong=settings.overlong
                 )
         except UserError as error:
             fatal = _fault(error)

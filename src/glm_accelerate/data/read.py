@@ -6,7 +6,9 @@ most one line is in memory, and a range of bytes can be read by itself, so that 
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, cast
 
 from glm_accelerate.data import strict_json
@@ -18,6 +20,18 @@ __all__ = ["FormatName", "find_format", "parse_line", "read", "read_lines"]
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+# How a file opens that holds no text, what it is, and the command that unpacks it.
+_PACKED = (
+    (b"\x1f\x8b", "gzip", "gzip -dc"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"),
+    (b"BZh", "bzip2", "bzip2 -dc"),
+    (b"\xfd7zXZ\x00", "xz", "xz -dc"),
+    (b"PK\x03\x04", "zip", "unzip -p"),
+)
+_FROM_PARQUET = (
+    "python -c 'import pandas, sys; pandas.read_parquet(sys.argv[1])"
+    '.to_json(sys.argv[2], orient="records", lines=True, force_ascii=False)\''
+)
 _DETECT_LINES = 100
 
 
@@ -25,6 +39,7 @@ def read(
     path: Path, format: Literal["auto"] | FormatName = "auto", skip_bad: int = 0
 ) -> Iterator[Conversation]:
     """Every line of a file. The bad line after `skip_bad` others is an error, as is a file without lines."""
+    path = path.expanduser()
     bad = lines = 0
     found = find_format(path, format)
     for place, raw in read_lines(path):
@@ -65,7 +80,8 @@ def read_lines(
 
 
 def find_format(path: Path, format: Literal["auto"] | FormatName = "auto") -> FormatName:
-    """`auto`: what the keys of the first readable line say."""
+    """`auto`: what the keys of the first readable line say. A file that is packed is refused as a whole."""
+    _refuse_packed(path)
     if format != "auto":
         return format
     first: UserError | None = None
@@ -88,6 +104,22 @@ def _no_lines(path: Path) -> UserError:
     return UserError("the data file is empty", where=path, cure="one JSON object a line is expected")
 
 
+def _refuse_packed(path: Path) -> None:
+    opened = b""
+    with suppress(OSError):  # whoever reads its lines says so
+        if path.is_file():  # a pipe is read but once
+            with path.open("rb") as file:
+                opened = file.read(8)
+    beside = path.with_name(f"lines-{path.name.partition('.')[0]}.jsonl")
+    if opened.startswith(b"PAR1"):
+        cure = f"{_FROM_PARQUET} {quote(str(path))} {quote(str(beside))}"
+        raise UserError("is a parquet file, not JSON lines", where=path, cure=cure)
+    for magic, kind, command in _PACKED:
+        if opened.startswith(magic):
+            cure = _written(command, str(path), beside.name)
+            raise UserError(f"is packed with {kind}", where=path, cure=cure)
+
+
 def _object(raw: bytes, place: Place) -> dict[str, Any]:
     text = _text(raw, place)
     try:
@@ -98,7 +130,9 @@ def _object(raw: bytes, place: Place) -> dict[str, Any]:
         raise UserError(error.what, where=place, cure=error.cure) from error
     if not isinstance(said, dict):
         kind = "an array" if isinstance(said, list) else type(said).__name__
-        raise UserError(f"a line is {kind}, not an object", where=place, cure="write one {...} a line")
+        whole = isinstance(said, list) and place.line == 1
+        cure = _divide(place) if whole else "write one {...} a line"
+        raise UserError(f"a line is {kind}, not an object", where=place, cure=cure)
     return cast(dict[str, Any], said)
 
 
@@ -124,8 +158,16 @@ def _decodes(raw: bytes, encoding: str) -> bool:
 
 
 def _convert(encoding: str, place: Place) -> str:
-    name = Path(place.file).name
-    return f"iconv -f {encoding} -t UTF-8 {name} > utf8-{name}"
+    return _written(f"iconv -f {encoding} -t UTF-8", place.file, f"utf8-{Path(place.file).name}")
+
+
+def _divide(place: Place) -> str:
+    return _written("jq -c '.[]'", place.file, f"lines-{Path(place.file).stem}.jsonl")
+
+
+def _written(command: str, source: str, name: str) -> str:
+    """The command line whose result stands beside the source, under another name."""
+    return f"{command} {quote(source)} > {quote(str(Path(source).with_name(name)))}"
 
 
 def _broken(text: str, error: json.JSONDecodeError, place: Place) -> UserError:
@@ -133,9 +175,8 @@ def _broken(text: str, error: json.JSONDecodeError, place: Place) -> UserError:
     if "\0" in text:
         return UserError("NUL bytes: is the file UTF-16?", where=where, cure=_convert("UTF-16LE", place))
     if place.line == 1 and text.lstrip().startswith("["):
-        name = Path(place.file).name
-        cure = f"jq -c '.[]' {name} > {Path(name).stem}.jsonl"
-        return UserError("the file is one JSON array, not one object a line", where=where, cure=cure)
+        what = "the file is one JSON array, not one object a line"
+        return UserError(what, where=where, cure=_divide(place))
     excerpt = text[max(0, error.pos - 20) : error.pos + 20]
     return UserError(
         f"broken JSON: {error.msg} near {excerpt!r}", where=where, cure="mend or remove the line"

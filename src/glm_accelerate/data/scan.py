@@ -7,8 +7,10 @@ remembered by path, size, time and inode: 10 GB are not read again at every star
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,9 @@ def identify(path: Path) -> Identity:
         raise _unreadable(path, error) from error
     if path.is_dir():
         raise UserError("is a directory", where=path, cure="name the JSONL file in it")
+    if not stat.S_ISREG(found.st_mode):
+        cure = "write it to a file first: it is read more than once"
+        raise UserError("is not a regular file", where=path, cure=cure)
     if found.st_size == 0:
         raise UserError("the data file is empty", where=path, cure="one JSON object a line is expected")
     return Identity(found.st_size, found.st_mtime_ns, found.st_ino)
@@ -73,7 +78,8 @@ def scan(path: Path, cache: Path, read: Callable[[int], None], range_bytes: int 
             "the data file changed while it was read", where=path, cure="start again when it is complete"
         )
     if time.time_ns() - identity.mtime_ns > _SETTLED_NS:
-        _remember(memo, found, range_bytes)
+        with suppress(OSError):  # a cache that may only be read may hold all that is wanted
+            _remember(memo, found, range_bytes)
     return found
 
 

@@ -28,12 +28,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `call` is set on an assistant turn that calls a tool instead of speaking."""
+    """One turn. `call` is set on an assistant turn that calls a tool instead of speaking.
+
+    `learnt` is False on an answer that the data excludes: it is read and never a target.
+    """
 
     role: Role
     content: str
     tools: tuple[Tool, ...] = ()
     call: ToolCall | None = None
+    learnt: bool = True
 
 
 @dataclass(frozen=True, slots=True)

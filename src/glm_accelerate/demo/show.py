@@ -120,7 +120,7 @@ def train_interrupted(directory: Path, steps: int, console: Console) -> None:
 def answers(path: Path, asked: Sequence[Example]) -> list[str]:
     """What the model there, or the newest checkpoint of the run there, says to each question."""
     opened = open_model(path)
-    tokenizer, template = load_tokenizer(opened.base), get_template(opened.template)
+    tokenizer, template = load_tokenizer(opened.base, opened.template), get_template(opened.template)
     prompts = [encode_prompt([Message("user", item.question)], template, tokenizer) for item in asked]
     stops = {tokenizer.special(name) for name in template.stops}
     said = generate(opened.model, prompts, stops=stops, max_new_tokens=LONGEST_ANSWER)

@@ -19,6 +19,7 @@ from glm_accelerate.config.amount import write_amount
 from glm_accelerate.evaluate.ledger import waiting, withdraw
 from glm_accelerate.evaluate.results import FOLDER, Request, parse_stem
 from glm_accelerate.memory.monitor import NAMED, Holder, others_on
+from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.errors import UserError
 
 LOG = "evaluator.log"
@@ -30,7 +31,6 @@ STARTING = 600.0  # ... at the least for one that starts, before it is taken to 
 LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
 LONGEST_LINE = 1000
 USERS_INPUT = 2  # its exit code
-MEMINFO = Path("/proc/meminfo")
 
 
 def why_not(
@@ -43,8 +43,8 @@ def why_not(
             return f"core {missing[0]} is not this process's to give: it has {sorted(ours)}"
         if cores is not None and threads > len(set(cores)):
             return f"{threads} threads on {len(set(cores))} cores"
-    free = _free_memory()
-    if free is not None and host_bytes > free:
+    _, free = host_memory()
+    if host_bytes > free:
         return f"it needs {host_bytes / 1e9:.1f} GB of host memory, {free / 1e9:.1f} are free"
     spare = torch.device(device)
     if not device_bytes or spare.type != "cuda":
@@ -284,11 +284,3 @@ def _last_line(log: Path) -> str:
     except OSError as error:
         return f"its log cannot be read: {error}"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-def _free_memory() -> int | None:
-    """Bytes of host memory that can be had now, where the system says so."""
-    if not MEMINFO.is_file():
-        return None
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,6 +1,7 @@
 """A directory of model files that appears whole or not at all, with what belongs beside the weights."""
 
 import json
+import os
 import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -21,11 +22,28 @@ TOKENIZER_FILES = (
 )
 
 
+def free_place(out: Path) -> Path:
+    """Where links lead from `out`; a UserError where no new directory can be put in its place."""
+    place = Path(os.path.realpath(out))
+    if place.is_mount():
+        raise UserError(
+            "is a mount point, which cannot be replaced",
+            where=out,
+            cure=f"name one below it: {out / 'model'}",
+        )
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UserError("exists already", where=out, cure="name a new directory")
+    if place == Path(os.path.realpath(".")):
+        raise UserError(
+            "is the current directory, which cannot be replaced", where=out, cure="name a new one"
+        )
+    return place
+
+
 @contextmanager
 def new_directory(out: Path) -> Generator[Path]:
     """A directory to fill that becomes `out` when the block ends well, and vanishes when it does not."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("exists already", where=out, cure="name a new directory")
+    out = free_place(out)
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # left by a kill

@@ -14,7 +14,13 @@ import torch
 from glm_accelerate.checkpoint.load import Opened, open_model
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.export.directory import TOKENIZER_FILES, code_files, copy_files, new_directory
+from glm_accelerate.export.directory import (
+    TOKENIZER_FILES,
+    code_files,
+    copy_files,
+    free_place,
+    new_directory,
+)
 from glm_accelerate.models.adapt.files import save_adapter
 from glm_accelerate.models.adapt.lora import adapted_layers, merge
 from glm_accelerate.models.adapt.structure import expand
@@ -44,6 +50,7 @@ def export(
     """Writes `out`. `dtype` of the weights: as the base model's config says, unless given. Shared and
     factored matrices are written as plain ones, unless `layout` is "structured": this program alone reads it.
     """
+    free_place(out)  # before a model is read for nothing
     opened = open_model(source, base=base, dtype=dtype)
     kind: Literal["model", "adapter", "prefix"] = "model"
     if opened.model.prefix is not None:
@@ -81,10 +88,10 @@ def _generation_config(opened: Opened) -> dict[str, Any]:
     """The base's own, with every token that ends an answer: where one is missing, answers never end."""
     path = opened.base / "generation_config.json"
     said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    tokenizer, template = load_tokenizer(opened.base), get_template(opened.template)
+    tokenizer, template = load_tokenizer(opened.base, opened.template), get_template(opened.template)
     stops = [tokenizer.special(name) for name in template.stops]
-    before = said.get("eos_token_id", opened.model.origin.config.get("eos_token_id", []))
-    before = before if isinstance(before, list) else [before]
+    before = said.get("eos_token_id", opened.model.origin.config.get("eos_token_id"))
+    before = before if isinstance(before, list) else [] if before is None else [before]
     said["eos_token_id"] = [*before, *(stop for stop in stops if stop not in before)]
     said.setdefault("pad_token_id", opened.model.origin.config.get("pad_token_id", stops[0]))
     return said

@@ -14,6 +14,7 @@ from glm_accelerate.observe.events import Event
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 76, 28, 44, 52
 MOST_POINTS = 600  # more than the picture is wide tells nobody anything
+SMALLEST_SPAN = 1e-9  # of an axis, as a share of what stands on it: below that figures are all alike
 LONGEST_TITLE = 42  # letters: beyond them stands the legend
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -77,8 +78,9 @@ def loss_curve(events: Sequence[Event], title: str) -> str:
     train, held = losses(events, "step"), losses(events, "eval")
     every = [*train, *held]
     last_step = max((step for step, _ in every), default=1.0) or 1.0
-    marks = ticks(0.0, max((loss for _, loss in every), default=1.0) or 1.0)
-    frame = Frame(last_step, marks[-1])
+    shown = [0.0, *(loss for _, loss in every)]
+    marks = ticks(min(shown), max(shown) if any(shown) else 1.0)
+    frame = Frame(last_step, marks[-1], marks[0])
     mean = smoothed(train, len(train) // 80)
     parts = [
         *opening(title),
@@ -150,12 +152,12 @@ def _legend() -> list[str]:
 
 
 def ticks(lowest: float, highest: float) -> list[float]:
-    """Round numbers from just below one to just above the other, four to ten of them."""
-    rough = (highest - lowest) / 6
+    """Round numbers from just below one to just above the other, four to ten of them; two at the least."""
+    rough = max(highest - lowest, SMALLEST_SPAN * max(1.0, abs(lowest), abs(highest))) / 6
     scale = 10.0 ** math.floor(math.log10(rough))
     unit = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
     first, last = math.floor(lowest / unit + 1e-9), math.ceil(highest / unit - 1e-9)
-    return [round(unit * index, 10) for index in range(first, last + 1)]
+    return [round(unit * index, 10) for index in range(first, max(first + 1, last) + 1)]
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:

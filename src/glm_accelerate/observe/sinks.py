@@ -94,17 +94,20 @@ class TensorBoard:
 
     def observe(self, event: Event) -> None:
         if event["kind"] in BEGINNINGS:
-            self._open(purge_from=_step(event) + 1)
+            self._open(purge_from=_step(event) + 1 if event["kind"] == "resume" else 0)
         if self._writer is None:
             return
         for name, value in curves(event).items():
             self._writer.add_scalar(name, value, _step(event))
 
     def _open(self, purge_from: int) -> None:
-        """A resumed run takes back what an earlier attempt wrote beyond the step from which it goes on."""
+        """A resumed run takes back what an earlier attempt wrote beyond the step from which it goes on, and
+        one that begins anew all of it.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder), purge_step=purge_from if purge_from > 1 else None)
+        earlier = any(self._folder.glob("events.out.tfevents.*"))
+        self._writer = SummaryWriter(str(self._folder), purge_step=purge_from if earlier else None)
 
     def close(self) -> None:
         if self._writer is not None:

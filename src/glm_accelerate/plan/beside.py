@@ -64,7 +64,7 @@ def between(
     kept: torch.dtype = getattr(torch, config.model.dtype if kind else settled.dtype)
     return Between(
         times=load.steps / every,
-        trained=every * float(inputs.train.lengths.sum()) / load.steps_per_epoch,
+        trained=every * load.work().tokens / load.steps,
         usual=first * (each + answer),
         most=most * each + first * answer,  # a close race takes more samples, and no more answers
         largest=total * (each + answer),

@@ -7,6 +7,7 @@ compares with another is worth more than how long either takes.
 from dataclasses import dataclass
 
 from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.plan.devices import known
 from glm_accelerate.plan.flops import Trained, attended_flops, forward_flops, linear_parameters, product_flops
 from glm_accelerate.plan.hardware import Hardware
@@ -18,7 +19,6 @@ CORE_PLAIN = 5e10  # and about what one without them does
 CPU_BANDWIDTH = 2e10  # bytes a second, of a desktop's memory
 LINK = 2e10  # bytes a second between device and host, or between devices: PCIe 4.0 x16 in practice
 STARTED = 2e-4  # seconds that a block's kernels take to start, forward and backward
-PACKED = ("nf4", "int8", "fp8")
 KEPT = {
     "float32": 4.0,
     "bfloat16": 2.0,

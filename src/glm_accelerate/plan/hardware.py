@@ -2,19 +2,24 @@
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from glm_accelerate.runtime.env import cores
+from glm_accelerate.runtime.env import control_groups, cores
 
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia/version")
-# A container's own limit on memory: of the second kind of cgroups, then of the first.
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+# What a control group calls its limit, what is used of it, and what of that is given up when others want it:
+# of the second kind of control groups, then of the first.
+GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,6 @@ class Hardware:
     cores: int
     host_bytes: int
     bf16: bool  # whether bfloat16 products are done in hardware
-    torch_version: str
     cuda_version: str | None  # that torch was built with
     driver_version: str | None  # NVIDIA's, also where torch cannot use it
     threads: int = 0  # with which one process computes on the CPU; 0: as many as there are cores
@@ -39,7 +43,7 @@ def detect() -> Hardware:
     """The machine that this process runs on; with several GPUs, the current one speaks for all."""
     host, free = host_memory()
     common = (cores(), host)
-    versions = (str(torch.__version__), torch.version.cuda, driver_version())
+    versions = (torch.version.cuda, driver_version())
     if not torch.cuda.is_available():
         return Hardware(
             "cpu",
@@ -66,17 +70,20 @@ def detect() -> Hardware:
     )
 
 
-def host_memory() -> tuple[int, int]:
-    """Bytes that this process may use, and how many of them are free, within its container."""
+def host_memory(meminfo: Path = MEMINFO, groups: Iterable[Path] | None = None) -> tuple[int, int]:
+    """Bytes that this process may use, and how many of them are free, within every container around it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = total
-    if MEMINFO.is_file():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    if meminfo.is_file():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
         free = int(found[1]) * 1024 if found else total
-    for file in LIMITS:
-        text = file.read_text().strip() if file.is_file() else "max"
-        if text.isdigit():
-            total = min(total, int(text))
+    for group in control_groups("memory") if groups is None else groups:
+        for limit, used, idle in GROUP_FILES:
+            said = _number(group / limit)
+            if said is not None:
+                total = min(total, said)
+                left = said - (_number(group / used) or 0) + _idle(group / "memory.stat", idle)
+                free = min(free, max(0, left))
     return total, min(free, total)
 
 
@@ -86,6 +93,18 @@ def driver_version() -> str | None:
         return None
     found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER.read_text())
     return found[1] if found else None
+
+
+def _number(file: Path) -> int | None:
+    """The one that a file holds; "max" is none."""
+    text = file.read_text().strip() if file.is_file() else ""
+    return int(text) if text.isdigit() else None
+
+
+def _idle(file: Path, name: str) -> int:
+    """Bytes of files that a group has read and that its memory keeps only as long as there is room."""
+    found = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
+    return int(found[1]) if found else 0
 
 
 def _cpu_flags() -> set[str]:

@@ -11,10 +11,10 @@ from itertools import combinations
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.together import refuse
+from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.runtime.errors import UserError
 
 ITSELF, TIME, ROUNDING, METHOD, BASE, OFFLOAD, DEVICES = range(7)
-PACKED = ("fp8", "int8", "nf4")  # from the most memory to the least
 MOST_TIMES = (2, 4, 8)  # as many devices
 
 

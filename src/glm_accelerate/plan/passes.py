@@ -32,10 +32,15 @@ class Load:
 
     def work(self) -> Work:
         """Of all steps, as if every epoch drew the same."""
-        share = self.steps / self.steps_per_epoch
-        lengths = self.order.lengths
-        tokens, learnt = (float(each.sum(dtype=np.int64)) for each in (lengths, self.targets))
-        return Work(tokens * share, pairs(lengths) * share, learnt * share, self.steps)
+        tokens = pairs_seen = learnt = 0.0
+        for start, stop, weight in self.order.spans:
+            lengths = self.order.lengths[start:stop]
+            drawn = max(weight, 1 / max(1, stop - start))  # an epoch has one sample of each source at least
+            tokens += drawn * float(lengths.sum(dtype=np.int64))
+            pairs_seen += drawn * pairs(lengths)
+            learnt += drawn * float(self.targets[start:stop].sum(dtype=np.int64))
+        epochs = self.steps / self.steps_per_epoch
+        return Work(tokens * epochs, pairs_seen * epochs, learnt * epochs, self.steps)
 
     def largest(self, batching: str, micro_tokens: int, ranks: int) -> Largest:
         """Of its passes."""

@@ -15,12 +15,14 @@ from glm_accelerate.kernels.float8 import missing as no_float8
 from glm_accelerate.kernels.native.build import lacking as no_native
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.together import refuse
+from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.plan.beside import Place, between, place_of
+from glm_accelerate.plan.cost import CORE_PRODUCTS
 from glm_accelerate.plan.fit import Settled, setting_of
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
@@ -31,10 +33,8 @@ from glm_accelerate.runtime.errors import UserError
 DEFAULT_STEP_SAMPLES = 16
 MOST_EVALUATED = 256  # inline: training waits for each of them
 MOST_BETWEEN = 500  # steps from one evaluation to the next
-CORE_PRODUCTS = 3e11  # floating-point operations a second: about what training reached on a core with AMX
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
 WORTH_NATIVE = 30  # seconds: a third of them is saved; compiling our C++ takes about ten, once a machine
-PACKED = ("nf4", "int8", "fp8")  # how a frozen base may be kept besides
 
 Say = Callable[[str, object, str], None]  # a name, its value, and why
 
@@ -101,7 +101,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     say("template", inputs.template.name, _said(config.data.template, "the model's tokenizer files"))
     load, step_samples = _load(config, inputs, say), _step_samples(config)
     steps, per_epoch = load.steps, load.steps_per_epoch
-    settled = _settled(config, ground, steps, per_epoch, say)
+    settled = _settled(config, ground, load, say)
     micro_tokens, why = _micro_tokens(config, ground)
     evaluation = _evaluation(config, ground, settled, load, say)
     weighed = _weighed(config, ground, settled, micro_tokens, load, evaluation.place)
@@ -193,13 +193,13 @@ def _warmup(config: RunConfig, steps: int, say: Say) -> int:
     return warmup
 
 
-def _settled(config: RunConfig, ground: Ground, steps: int, per_epoch: int, say: Say) -> Settled:
+def _settled(config: RunConfig, ground: Ground, load: Load, say: Say) -> Settled:
     """What does not depend on how much memory there is."""
     dtype, why = _dtype(config)
     say("weights", dtype, why)
     compute, why = _compute(config, ground.hardware)
     say("compute", compute, why)
-    compiled, why = _compile(config, ground, compute, steps, per_epoch)
+    compiled, why = _compile(config, ground, compute, load)
     say("compile", "on" if compiled else "off", why)
     return Settled(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
 
@@ -313,7 +313,7 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
     return 1, "the frozen weights fit on each device: only small gradients travel"
 
 
-def _compile(config: RunConfig, ground: Ground, compute: str, steps: int, per_epoch: int) -> tuple[bool, str]:
+def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tuple[bool, str]:
     device = ground.hardware.device
     lacking = missing(device)
     if config.precision.compile == "on":
@@ -324,8 +324,8 @@ def _compile(config: RunConfig, ground: Ground, compute: str, steps: int, per_ep
         return False, "the config"
     if lacking or device != "cpu":
         return False, lacking or f"not measured on {device}"
-    tokens = int(ground.inputs.train.lengths.sum()) * steps / per_epoch
-    seconds = 6 * ground.sizes.parameters * tokens / (ground.hardware.cores * CORE_PRODUCTS)
+    flops = 6 * ground.sizes.parameters * load.work().tokens
+    seconds = flops / (ground.hardware.cores * CORE_PRODUCTS)
     native = compute == "bfloat16" and no_native() is None
     if seconds < (WORTH_NATIVE if native else WORTH_COMPILING):
         return False, f"a run of about {seconds:,.0f} s does not repay compiling"

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import torch
 
-from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.config.schema import DataSection, RunConfig
+from glm_accelerate.data.encode import render
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.read import read
+from glm_accelerate.data.templates import Template
 from glm_accelerate.data.tokenizers import Tokenizer
+from glm_accelerate.data.types import Conversation
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.adapt.structure import structure_of
@@ -55,7 +58,7 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
     """Template and labels, on the first conversations of the first training file."""
     source, data = config.data.train[0].path, config.data
     first = list(islice(read(Path(source), data.format, data.skip_bad), CONVERSATIONS))
-    spoken = [conversation for conversation in first if conversation.text is None]
+    spoken = [one for one in first if one.text is None and _is_rendered(one, inputs.template, data)]
     if not spoken:
         return [Proof("template", True, "plain text: nothing is rendered")]
     template, tokenizer = inputs.template, inputs.tokenizer
@@ -63,6 +66,15 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
     if data.labels == "exact":
         proofs.append(prove_labels(spoken, template, tokenizer, train_on=data.train_on))
     return proofs
+
+
+def _is_rendered(conversation: Conversation, template: Template, data: DataSection) -> bool:
+    """One that the template cannot write was a bad line when data was prepared, and has been told."""
+    try:
+        render(conversation, template, data.train_on, data.labels)
+    except UserError:
+        return False
+    return True
 
 
 def prove_model(config: RunConfig, model: Decoder, tokenizer: Tokenizer) -> list[Proof]:

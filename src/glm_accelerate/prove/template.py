@@ -44,7 +44,7 @@ def prove_template(
     theirs = _Theirs(model_dir, own, template)
     compared = 0
     for conversation in conversation_samples:
-        if not conversation.messages or _mentions_special(conversation.messages):
+        if not conversation.messages or _mentions_special(conversation.messages, template):
             continue  # where a text says `<|user|>` the two differ by design
         for messages, prompt in _cases(conversation.messages):
             wanted = theirs.render(messages, prompt)
@@ -114,9 +114,10 @@ def _cases(messages: Sequence[Message]) -> list[tuple[Sequence[Message], bool]]:
     return [(messages, False), *((messages[:turn], True) for turn in answers[-1:])]
 
 
-def _mentions_special(messages: Sequence[Message]) -> bool:
+def _mentions_special(messages: Sequence[Message], template: Template) -> bool:
+    """In anything that is written as text: what is said, calls, and what tools say of themselves."""
     marks = ("<|", "|>", "[gMASK]", "<sop>", "[MASK]", "[sMASK]", "<eop>")
-    texts = [message.content + (message.call.arguments if message.call else "") for message in messages]
+    texts = [piece.text for piece in template.render(messages) if not piece.special]
     return any(mark in text for text in texts for mark in marks)
 
 

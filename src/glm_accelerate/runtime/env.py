@@ -8,6 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm_accelerate.runtime.errors import UserError
+
+# Where control groups stand, and which of them are this process's. Without a namespace of its own a process
+# sees its group below the root; a container sees it as the root.
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -42,10 +49,16 @@ def launched() -> Launched | None:
 def cache_root() -> Path:
     """Where tokenized data is kept: GLM_ACCELERATE_CACHE, else in the user's cache directory."""
     own = os.environ.get("GLM_ACCELERATE_CACHE")
-    if own:
-        return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "glm-accelerate"
+    try:
+        if own:
+            return Path(own).expanduser()
+        return (Path(shared) if shared else Path.home() / ".cache") / "glm-accelerate"
+    except RuntimeError as error:  # no HOME, and a user of whom the system knows nothing, as in a container
+        raise UserError(
+            "this user has no home directory to keep a cache in",
+            cure="set GLM_ACCELERATE_CACHE to a directory, or HOME",
+        ) from error
 
 
 def offline() -> bool:
@@ -61,7 +74,24 @@ def cores() -> int:
     if sys.platform != "linux":
         return os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0))
-    return max(1, min(allowed, _quota(Path("/sys/fs/cgroup/cpu.max"), allowed)))
+    return max(1, min(_quota(group / "cpu.max", allowed) for group in control_groups("cpu")))
+
+
+def control_groups(controller: str, mount: Path = GROUPS, own: Path = OWN_GROUPS) -> list[Path]:
+    """Every directory that may limit this process: its own group's and those around it, up to the root.
+    In the first kind of control groups each controller has a tree of its own.
+    """
+    found: list[Path] = []
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = mount / controller if controllers else mount
+        group = root / path.lstrip("/")
+        while group != root:
+            found.append(group)
+            group = group.parent
+    return [*found, mount, mount / controller]
 
 
 def last_cores(count: int) -> list[int] | None:
@@ -129,4 +159,4 @@ def _quota(file: Path, otherwise: int) -> int:
     if not file.is_file():
         return otherwise
     quota, period = file.read_text().split()
-    return otherwise if quota == "max" else int(quota) // int(period)
+    return otherwise if quota == "max" else min(otherwise, int(quota) // int(period))

@@ -53,3 +53,16 @@ def test_what_evaluations_beside_training_found_counts(
     assert {one["step"]: one["loss"] for one in seen} == {5: 2.125, 4: 2.25, 3: 2.0, 2: None, 1: 2.5}
     assert main(["checkpoints", str(tmp_path), "prune"]) == 0
     assert [path.name for path in published(tmp_path)] == [f"checkpoint-{step}" for step in (5, 3, 2)]
+
+
+def test_names_with_brackets_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(tmp_path / "a[/x]"), str(tmp_path / "b[bold]")]
+    for name, path in (("br[bold]", "t[/x]"), ("br[bold]", "u[/y]")):
+        facts, run = {"data": path, name: path}, Path(names[0 if path == "t[/x]" else 1])
+        save(run, 1, 1, weights={}, optimizer={}, state={}, fingerprints=facts, facts={})
+    found = [f"{name}/checkpoints/checkpoint-1" for name in names]
+    assert main(["checkpoints", str(tmp_path), "diff", *found]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert all(word in shown for word in ("br[bold]", "t[/x]", "u[/y]"))

@@ -8,10 +8,8 @@ from glm_accelerate.cli.doctor import driver, examine, held_by, memory
 from glm_accelerate.cli.main import main
 from glm_accelerate.plan.hardware import Hardware
 
-GPU = Hardware(
-    "cuda", "NVIDIA Test", 2, 24 << 30, 23 << 30, 8, 64 << 30, True, "2.13.0", "12.6", "535.104.05"
-)
-CPU = Hardware("cpu", "Test CPU", 1, 8 << 30, 6 << 30, 4, 8 << 30, True, "2.13.0", None, None)
+GPU = Hardware("cuda", "NVIDIA Test", 2, 24 << 30, 23 << 30, 8, 64 << 30, True, "12.6", "535.104.05")
+CPU = Hardware("cpu", "Test CPU", 1, 8 << 30, 6 << 30, 4, 8 << 30, True, None, None)
 
 
 @pytest.mark.parametrize(

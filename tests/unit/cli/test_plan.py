@@ -93,3 +93,23 @@ def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str],
     assert main(["plan", "我的.yaml", *words]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "values", "wanted"),
+    [
+        ("--tokens-per-second", ["0", "-5", "nan", "inf", "many"], "above 0"),
+        ("--price", ["-3", "nan", "inf", "free"], "from 0 on"),
+    ],
+)
+def test_speed_and_price_are_numbers_that_can_be(
+    word: str, values: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in values:
+        assert main(["plan", "none.yaml", f"{word}={value}"]) == 2
+        said = capsys.readouterr().err
+        assert f"{word}: {value} is not a finite number {wanted}" in said.replace("\n", " ")
+
+
+def test_what_costs_nothing_is_said_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\ncost 0" in plan(capsys, "--price", "0", "--gpu", "RTX 4090")

@@ -78,7 +78,13 @@ def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
         ("evaluate: {metrics: [blue]}", "`evaluate.metrics`: no metric blue: bleu? (loss, exact_match, "
          "bleu, rouge, or FILE.py:FUNCTION)", None),
         ("train: {seed: yes}", '`train.seed` is "yes", a whole number is wanted', None),
-        ("optim: {betas: [1]}", "`optim.betas` is [1], one more item is wanted", None),
+        ("optim: {betas: [0.9]}", "`optim.betas` is [0.9], one more item is wanted", None),
+        ("optim: {betas: [0.9, 1.0]}", "`optim.betas.1` is 1.0, less than 1 is wanted", None),
+        ("optim: {betas: [-0.5, 0.9]}", "`optim.betas.0` is -0.5, at least 0 is wanted", None),
+        ("train: {seed: -1}", "`train.seed` is -1, at least 0 is wanted", None),
+        ("adapt: {targets: []}", "`adapt.targets` is [], all-linear or at least this many items: 1 is wanted",
+         None),
+        ("evaluate: {samples: 1}", "`evaluate.samples` is 1, auto or all or at least 2 is wanted", None),
         ("checkpoint: {codec: gz}", '`checkpoint.codec` is "gz", auto or none or zstd is wanted', None),
         ("train: 3", "`train` is 3, a section of keys is wanted", None),
     ],
@@ -112,7 +118,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_no_file_is_named_as_such(tmp_path: Path) -> None:
-    for wrong in ("5", "[{path: a, weight: 0}]"):
+    for wrong in ("5", "[{path: a, weight: 0}]", "[{path: a, weight: 1e9}]"):
         assert "a file or a list of files" in complaint(
             tmp_path, f"model: {{path: m}}\ndata: {{train: {wrong}}}"
         )
@@ -156,8 +162,9 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     ["m", "模型/数据", "1e-5", "yes", "off", "null", "~", "", "0o17", "010", "1:30", "1_000", "=", "<<", "-",
-     "- x", "a: b", "#c", "'", '"', "a\nb", " a ", "\u2028", "\U0001f600", "\udc80", "!x", "&a", "*a", ".inf",
-     "2026-01-01"],
+     "- x", "a: b", "#c", "'", '"', "a\nb", " a ", "\x85", "a\x85b c", "\u2028", "\U0001f600", "\udc80",
+     "!x", "&a", "*a",
+     ".inf", "2026-01-01"],
 )  # fmt: skip
 def test_what_is_written_is_read_back_exactly(tmp_path: Path, name: str) -> None:
     values = {

@@ -241,6 +241,9 @@ def test_zero_stages(tmp_path: Path, stage: int, shard: str) -> None:
         ({"optimizer": {"type": "Lamb"}}, "`optimizer` is not AdamW"),
         ({"scheduler": {"type": "WarmupLR"}}, "`scheduler` is not understood"),
         ({"zero_optimization": {"stage": 4}}, "`zero_optimization.stage` is 4"),
+        ({"zero_optimization": {"stage": [2]}}, "`zero_optimization.stage` is [2]"),
+        ({"zero_optimization": [2]}, "`zero_optimization.stage` is [2]"),
+        ({"optimizer": {"type": "AdamW", "params": None}}, "`optimizer.params` is no section"),
         ("nothere.json", "there is no file nothere.json"),
         (5, "DeepSpeed settings are a path or a section"),
     ],
@@ -302,6 +305,9 @@ def test_data_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     stock = glm4()
     assert "CSV is not read" in complaint(tmp_path, stock | {"data_config": {"train_file": "t.csv"}})
     assert "`data_config.train_file` is missing" in complaint(tmp_path, stock | {"data_config": {}})
+    for key in ("max_input_length", "max_output_length"):
+        assert f"`{key}` is missing" in complaint(tmp_path, stock | {key: None})
+        assert f"`{key}` is 0, a whole" in complaint(tmp_path, stock | {key: 0})
 
 
 def test_the_reading_is_a_config_like_any_other(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Conversation -> tokens and targets: what is learnt, what is left out, in one call to the tokenizer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,9 +155,67 @@ def test_a_batch_is_one_call(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_a_call_that_is_nested_too_deeply_is_named(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("[" * 100_000, "JSON nested too deeply"), ('{"x": 1e400}', "'1e400' is too large")],
+)
+def test_a_call_that_cannot_be_read_is_named(arguments: str, said: str, tokenizer: Tokenizer) -> None:
     """ChatGLM3 writes calls as Python, so here they are read, far from the line that held them."""
-    call = Message("assistant", "", call=ToolCall("f", "[" * 100_000))
-    deep = Conversation((Message("user", "q"), call), PLACE)
+    call = Message("assistant", "", call=ToolCall("f", arguments))
+    conversation = Conversation((Message("user", "q"), call), PLACE)
+    with pytest.raises(UserError, match=rf"train\.jsonl:3: .*{said}"):
+        encode([conversation], get_template("chatglm3"), tokenizer, max_tokens=64)
+
+
+def test_a_tool_that_is_nested_too_deeply_is_named(tokenizer: Tokenizer) -> None:
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    asked = Message("system", "", ({"name": "f", "x": deep},))
+    conversation = Conversation((asked, Message("user", "q"), Message("assistant", "a")), PLACE)
     with pytest.raises(UserError, match=r"train\.jsonl:3: a tool or call nested too deeply"):
-        encode([deep], get_template("chatglm3"), tokenizer, max_tokens=64)
+        encode([conversation], get_template("glm4"), tokenizer, max_tokens=64)
+
+
+def test_an_excluded_answer_is_read_and_not_learnt(tokenizer: Tokenizer) -> None:
+    whole = talk("q", "a", "r", "b", "s", "c").messages
+    template = get_template("glm4-0414")
+
+    def sample_without(*turns: int, **how: Any) -> Kept | Left:
+        said = [replace(message, learnt=at not in turns) for at, message in enumerate(whole)]
+        [sample] = encode([Conversation(tuple(said), PLACE)], template, tokenizer, max_tokens=64, **how)
+        return sample
+
+    assert learnt(sample_without(1), tokenizer) == ["\nb<|user|>", "\nc<|user|>"]
+    sample = sample_without(5)
+    assert learnt(sample, tokenizer) == ["\na<|user|>", "\nb<|user|>"]
+    assert isinstance(sample, Kept)
+    assert sample.targets[-1]
+    assert sample_without(1, 3, 5) == Left(PLACE, "no target")
+    assert sample_without(5, train_on="last") == Left(PLACE, "no target")
+    assert sample_without(5, train_on="last", labels="stock") == Left(PLACE, "no target")
+    assert learnt(sample_without(1, labels="stock"), tokenizer) == ["\nb<|user|>", "\nc<|user|>"]
+
+
+def test_an_excluded_turn_before_another_of_its_kind(tokenizer: Tokenizer) -> None:
+    """What is written for its sake alone is excluded with it: the token that ends it, its call."""
+    said = (
+        Message("user", "q"),
+        Message("assistant", "bad", learnt=False),
+        Message("assistant", "", call=ToolCall("f", "{}"), learnt=False),
+        Message("observation", "22"),
+        Message("assistant", "warm"),
+    )
+    for name in ("glm4", "glm4-0414"):
+        [sample] = encode([Conversation(said, PLACE)], get_template(name), tokenizer, max_tokens=64)
+        assert learnt(sample, tokenizer) == ["\nwarm<|user|>"]
+
+
+@pytest.mark.parametrize("name", ["chatglm2", "chatglm3"])
+def test_an_excluded_answer_of_older_models(name: str, sentence_dir: Path) -> None:
+    tokenizer, template = load_tokenizer(sentence_dir), get_template(name)
+    said = (*talk("q", "a", "r").messages, Message("assistant", "b", learnt=False))
+    [sample] = encode([Conversation(said, PLACE)], template, tokenizer, max_tokens=64)
+    found = [] if isinstance(sample, Left) else learnt(sample, tokenizer)
+    assert not any("b" in text for text in found)
+    assert len(found) == (name == "chatglm3")

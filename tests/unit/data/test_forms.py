@@ -10,6 +10,7 @@ from glm_accelerate.runtime.errors import UserError
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}
 CALL = ToolCall("f", '{"x": "Paris"}')
+OLD = {"name": "f", "arguments": "{}"}
 AGENT = (
     Message("system", "", (TOOL,)),
     Message("user", "q"),
@@ -71,6 +72,36 @@ def test_sharegpt_function_calls() -> None:
     assert messages({"conversations": turns, "tools": written}, "sharegpt") == AGENT
 
 
+@pytest.mark.parametrize("mask", [{"weight": 0}, {"loss": False}, {"train": False}, {"loss_mask": 0}])
+@pytest.mark.parametrize("form", ["messages", "conversations", "sharegpt"])
+def test_an_excluded_answer_is_marked(form: FormatName, mask: dict[str, Any]) -> None:
+    key = "messages" if form == "messages" else "conversations"
+    speaker, text = ("from", "value") if form == "sharegpt" else ("role", "content")
+    kept = {next(iter(mask)): 1, "loss": True, "weight": None, "other": 0}
+    turns = [
+        {speaker: "user", text: "q", **mask},
+        {speaker: "assistant", text: "a", **mask},
+        {speaker: "assistant", text: "b", **kept},
+    ]
+    assert [message.learnt for message in messages({key: turns}, form)] == [True, False, True]
+
+
+def test_an_excluded_call_is_marked() -> None:
+    both = {"role": "assistant", "content": "a", "tool_calls": [OLD, OLD], "loss": 0}
+    assert [message.learnt for message in messages({"messages": [both]}, "messages")] == [False] * 3
+    glm4 = {"role": "assistant", "content": "{}", "metadata": "f", "weight": 0}
+    assert [message.learnt for message in messages({"messages": [glm4]}, "messages")] == [False]
+    tool = {"role": "tool", "name": "f", "observation": "22", "loss": False}
+    assert [message.learnt for message in messages(said(tool), "conversations")] == [False, True]
+    call = {"from": "function_call", "value": '{"name": "f"}', "loss": False}
+    assert [message.learnt for message in messages(said(call), "sharegpt")] == [False]
+
+
+def test_alpaca_takes_the_pair_that_is_whole() -> None:
+    line = {"instruction": "", "prompt": "q", "response": "a"}
+    assert messages(line, "alpaca") == (Message("user", "q"), Message("assistant", "a"))
+
+
 def test_alpaca_history_and_input() -> None:
     line = {"instruction": "i", "input": "x", "output": "o", "history": [["q", "a"]], "system": "s"}
     roles = [(message.role, message.content) for message in messages(line, "alpaca")]
@@ -105,7 +136,20 @@ def said(turn: dict[str, Any]) -> dict[str, Any]:
         (said({"from": "function_call", "value": "x"}), "sharegpt", "a string that is not JSON"),
         (said({"from": "function_call", "value": "{}"}), "sharegpt", "has no name"),
         (said({"role": "tool"}), "conversations", r"'conversations\[0\]\.name' is missing"),
-        (said({"role": "assistant", "content": "", "loss": False}), "conversations", "loss: false"),
+        (said({"role": "assistant", "content": "", "loss": 0.5}), "conversations", r"\[0\]\.loss is 0\.5"),
+        (said({"role": "assistant", "function_call": OLD}), "conversations", "has function_call"),
+        (said({"role": "assistant", "content": "", "tool_calls": [OLD]}), "conversations", "has tool_calls"),
+        (said({"from": "gpt", "value": "", "tool_calls": [OLD]}), "sharegpt", "has tool_calls"),
+        (said({"from": "gpt", "value": "", "train": "no"}), "sharegpt", r"\[0\]\.train is 'no'"),
+        ({"messages": [{"role": "assistant", "content": "", "function_call": OLD}]}, "messages",
+         r"messages\[0\] has function_call .*tool_calls"),
+        ({"messages": [{"role": "assistant", "metadata": "f", "tool_calls": [OLD]}]}, "messages",
+         r"messages\[0\] has metadata and tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "loss_mask": [0, 1]}]}, "messages",
+         r"messages\[0\]\.loss_mask is \[0, 1\]"),
+        ({"messages": [{"role": "user", "content": "q"}], "functions": [OLD]}, "messages",
+         r"functions is .*tools"),
+        ({"instruction": "i", "prompt": "q", "response": "a"}, "alpaca", "instruction stands beside prompt"),
         ({"instruction": "q"}, "alpaca", "'output' is missing"),
         ({"instruction": "q", "output": 3}, "alpaca", "output is int"),
         ({"instruction": "q", "output": "a", "history": [["q"]]}, "alpaca", r"history\[0\] is not"),
@@ -127,6 +171,7 @@ def test_what_does_not_fit_is_named(line: dict[str, Any], format: FormatName, co
         ('[{"name": "\\ud800"}]', "half of a surrogate pair"),
         ("[" * 100_000, "nested too deeply"),
         ("[" + "7" * 5000 + "]", "thousands of digits"),
+        ('[{"name": "f", "x": -1e400}]', "'-1e400' is too large"),
         ("{name: f}", "a string that is not JSON"),
     ],
 )

@@ -89,6 +89,51 @@ def test_chatglm2_loses_the_middle_of_its_text(sentence_dir: Path) -> None:
     assert tokenizer.decode(sample.tokens[sample.targets].tolist()) == "a"
 
 
+def test_a_question_after_the_last_answer_is_no_exchange(tokenizer: Tokenizer) -> None:
+    messages = [
+        Message("user", "first"),
+        Message("assistant", "one"),
+        Message("user", "second"),
+        Message("assistant", "word " * 80),
+        Message("user", "never answered"),
+    ]
+    sample, text = cut(messages, 48, tokenizer)
+    assert text.startswith("[gMASK]<sop><|user|>\nsecond<|assistant|>\nword word")
+    assert sample.targets[-1]
+
+
+@pytest.mark.parametrize("name", ["glm4", "glm4-0414", "chatglm3", "chatglm2"])
+def test_any_conversation_that_ends_anyhow_fits_any_limit(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = load_tokenizer(
+        request.getfixturevalue("sentence_dir" if name.startswith("chatglm") else "fast_dir")
+    )
+    dice = random.Random(2)
+    ends: list[Role] = ["user", "observation", "system", "assistant"]
+    learnt = 0
+    for _ in range(300):
+        messages = [Message("system", "word " * dice.choice([1, 20]))] * dice.randint(0, 1)
+        for _ in range(dice.randint(1, 5)):
+            answer = Message("assistant", "end " * dice.choice([1, 30, 90]), learnt=dice.random() < 0.7)
+            messages += [Message("user", "word " * dice.choice([1, 3, 40])), answer]
+        if name != "chatglm2":
+            messages += [
+                Message(dice.choice(ends), "more " * dice.choice([1, 30])) for _ in range(dice.randint(0, 3))
+            ]
+        elif dice.random() < 0.5:
+            messages.append(Message("user", "more"))
+        limit = dice.choice([16, 17, 33, 64, 200])
+        [sample] = encode(
+            [Conversation(tuple(messages), PLACE)], get_template(name), tokenizer, max_tokens=limit
+        )
+        if isinstance(sample, Kept):
+            assert len(sample) <= limit
+            assert sample.targets.any()
+            learnt += 1
+        else:
+            assert name == "chatglm2" or not any(m.learnt for m in messages if m.role == "assistant")
+    assert learnt > 75
+
+
 @pytest.mark.parametrize("name", ["glm4", "glm4-0414", "chatglm3"])
 def test_any_conversation_fits_any_limit(name: str, request: pytest.FixtureRequest) -> None:
     kind = "sentence_dir" if name == "chatglm3" else "fast_dir"

@@ -4,8 +4,10 @@ from collections import Counter
 from itertools import islice, pairwise
 
 import numpy as np
+import pytest
 
 from glm_accelerate.data.order import Order
+from glm_accelerate.runtime.errors import UserError
 
 
 def order(count: int = 37, **changes: object) -> Order:
@@ -72,3 +74,9 @@ def test_parts_of_an_epoch() -> None:
     assert order().steps_in(1) == 8
     assert order().steps_in(2.5) == 20
     assert order().steps_in(0.01) == 1
+
+
+@pytest.mark.parametrize("weight", [1e9, float("inf")])
+def test_weights_that_no_memory_holds_are_refused(weight: float) -> None:
+    with pytest.raises(UserError, match=r"weights of data\.train make an epoch of .* samples \(lower them"):
+        order(40, spans=((0, 3, 1.0), (3, 40, weight)))

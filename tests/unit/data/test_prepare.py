@@ -1,5 +1,6 @@
 """prepare(): the same samples whoever tokenizes them, built once, and again when what counts has changed."""
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glm_accelerate.config.schema import Source
+from glm_accelerate.config.schema import DataSection, Source
 from glm_accelerate.data.encode import Kept, encode
+from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.prepare import EncodeSettings, prepare
 from glm_accelerate.data.read import read
 from glm_accelerate.data.store import Store
@@ -262,3 +264,77 @@ def test_a_cache_that_cannot_be_is_named(data: Path, model: Path, tmp_path: Path
     with pytest.raises(UserError, match=r"data\.cache") as caught:
         run(data, model, tmp_path / "cache")
     assert caught.value.where == str(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_line_that_cannot_be_rendered_is_a_bad_line(
+    data: Path, model: Path, tmp_path: Path, workers: int
+) -> None:
+    lines = data.read_text().splitlines()
+    strange = json.loads(lines[29]) | {"tools": [{"type": "retrieval"}]}
+    lines[29] = lines[99] = json.dumps(strange)
+    lines[59] = "{"
+    write(data, lines)
+    with pytest.raises(UserError, match="a tool of type 'retrieval' cannot be written") as caught:
+        run(data, model, tmp_path / "cache", workers=workers, range_bytes=1 << 14)
+    assert caught.value.where == f"{data}:30"  # in file order, though line 60 is met while reading
+    with pytest.raises(UserError, match="after 2 bad lines") as caught:
+        run(data, model, tmp_path / "cache", replace(SETTINGS, skip_bad=2), workers=workers)
+    assert caught.value.where == f"{data}:100"
+
+    store = run(data, model, tmp_path / "cache", replace(SETTINGS, skip_bad=3), workers=workers)
+    assert store.report.bad == 3
+    assert store.report.samples == 196
+    assert [remark.place.line for remark in store.report.remarks if "retrieval" in remark.reason] == [30, 100]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_that_does_not_say_its_template_is_prepared_with_the_one_that_is_said(
+    data: Path, sentence_dir: Path, tmp_path: Path, workers: int
+) -> None:
+    (sentence_dir / "config.json").write_text(json.dumps({"model_type": "chatglm"}))
+    for name in ("chatglm2", "chatglm3"):
+        settings = replace(SETTINGS, template=name)
+        assert len(run(data, sentence_dir, tmp_path / "cache", settings, workers=workers)) == 199
+        section = DataSection.model_validate({
+            "train": str(data), "template": name, "max_tokens": 64, "cache": str(tmp_path / "cache")
+        })  # fmt: skip
+        assert len(open_inputs(section, sentence_dir).train) == 199
+    with pytest.raises(UserError, match=r"set data\.template to chatglm2, chatglm3"):
+        run(data, sentence_dir, tmp_path / "cache", replace(SETTINGS, template="auto"))
+
+
+def test_a_tilde_is_the_home(
+    data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(data.parent))
+    store = run(Path("~") / data.name, model, tmp_path / "cache")
+    assert store[0].place.file == str(data)
+
+
+def test_a_leftover_that_cannot_be_removed_is_no_error(
+    data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a shared cache that may only be read."""
+    cache = tmp_path / "cache"
+    run(data, model, cache)
+    (cache / ".building-key-1234").mkdir()
+
+    def forbidden(cache: Path, key: str) -> Path:
+        raise PermissionError(errno.EACCES, "Permission denied", str(cache / "locks" / key))
+
+    monkeypatch.setattr("glm_accelerate.data.prepare._lock_of", forbidden)
+    assert len(run(data, model, cache)) == 199
+
+
+def test_what_is_excluded_is_not_learnt(model: Path, tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "first", "weight": 0},
+        {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "second"},
+    ]
+    data = write(tmp_path / "data.jsonl", [json.dumps({"messages": turns})])
+    sample = run(data, model, tmp_path / "cache")[0]
+    learnt = load_tokenizer(model).decode(sample.tokens[sample.targets].tolist(), skip_special=False)
+    assert learnt == "\nsecond<|user|>"

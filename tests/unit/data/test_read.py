@@ -1,11 +1,17 @@
 """Lines of a file, and every way in which they can be bad: one message with file, line and cure."""
 
+import bz2
+import gzip
 import json
+import lzma
+import shutil
+import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
-from glm_accelerate.data.read import find_format, parse_line, read, read_lines
+from glm_accelerate.data.read import FormatName, find_format, parse_line, read, read_lines
 from glm_accelerate.data.types import Conversation, Message, Place
 from glm_accelerate.runtime.errors import UserError
 
@@ -70,6 +76,7 @@ HOSTILE = [
     (b'{"text": "\\uDC00x"}', r":2: half of a surrogate pair"),
     (b'{"text": NaN}', r":2: NaN is not JSON"),
     (b'{"text": -Infinity}', r":2: -Infinity is not JSON"),
+    (b'{"text": "a", "x": 1e400}', r":2: the number '1e400' is too large"),
     (b'{"text": "a", "text": "b"}', r":2: the key 'text' stands twice"),
     (b'{"messages": ' + b"[" * 100_000, r":2: JSON nested too deeply"),
     (b'{"text": "a", "id": ' + b"7" * 5000 + b"}", r":2: a number of thousands of digits"),
@@ -122,16 +129,86 @@ def test_missing_file(tmp_path: Path) -> None:
         list(read(tmp_path / "none.jsonl"))
 
 
-def test_utf16_and_json_arrays_are_recognised(file: Path) -> None:
+def test_utf16_is_recognised(file: Path) -> None:
     file.write_bytes(json.dumps(GOOD).encode("utf-16"))
     with pytest.raises(UserError, match=r"is UTF-16, not UTF-8, at byte 0.*iconv -f UTF-16"):
         list(read(file))
     file.write_bytes(json.dumps(GOOD).encode("utf-16-le"))
     with pytest.raises(UserError, match=r"NUL bytes: is the file UTF-16.*iconv"):
         list(read(file))
-    file.write_text(json.dumps([GOOD], indent=1))
-    with pytest.raises(UserError, match=r"one JSON array, not one object a line \(jq -c"):
+
+
+def run_cure(error: UserError) -> None:
+    """What is printed, run as it stands."""
+    assert error.cure is not None
+    subprocess.run(["bash", "-ec", error.cure], check=True)
+
+
+@pytest.mark.parametrize("indent", [1, None])
+def test_a_json_array_is_divided_into_another_file(tmp_path: Path, indent: int | None) -> None:
+    file = tmp_path / "it's a talk.jsonl"
+    file.write_text(json.dumps([GOOD], indent=indent))
+    with pytest.raises(
+        UserError, match=r"an array, not (one|an) object.* \(jq -c|JSON array.*\(jq -c"
+    ) as caught:
         list(read(file))
+    made = tmp_path / "lines-it's a talk.jsonl"
+    assert caught.value.cure == f"jq -c '.[]' {quote(str(file))} > {quote(str(made))}"
+
+
+def test_the_cure_of_another_encoding_can_be_run(tmp_path: Path) -> None:
+    file = tmp_path / "my talk; x.jsonl"
+    file.write_bytes(json.dumps({"text": "你好"}, ensure_ascii=False).encode("gbk"))
+    with pytest.raises(UserError, match="likely GBK") as caught:
+        list(read(file))
+    run_cure(caught.value)
+    assert [said.text for said in read(tmp_path / "utf8-my talk; x.jsonl")] == ["你好"]
+
+
+PACKERS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("format", ["auto", "text"])
+def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(
+    tmp_path: Path, kind: str, format: FormatName
+) -> None:
+    file = tmp_path / "my talk.jsonl.packed"
+    file.write_bytes(PACKERS[kind](b'{"text": "hello"}\n'))
+    with pytest.raises(UserError, match=f"is packed with {kind}") as caught:
+        list(read(file, format, skip_bad=100))
+    if shutil.which(kind):
+        run_cure(caught.value)
+        assert [said.text for said in read(tmp_path / "lines-my talk.jsonl")] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("magic", "said"),
+    [
+        (b"\x28\xb5\x2f\xfd", r"is packed with zstd \(zstd -dc"),
+        (b"PAR1", r"is a parquet file, not JSON lines \(python -c .*read_parquet"),
+        (b"PK\x03\x04", r"is packed with zip \(unzip -p"),
+    ],
+)
+def test_what_else_holds_no_lines_is_named(file: Path, magic: bytes, said: str) -> None:
+    file.write_bytes(magic + bytes(100))
+    with pytest.raises(UserError, match=said):
+        list(read(file))
+
+
+def test_a_tilde_is_the_home(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(write(file, GOOD).parent))
+    assert len(list(read(Path("~/train.jsonl")))) == 1
+
+
+@pytest.mark.parametrize("depth", [*range(900, 1010), 3000, 200_000])
+def test_depth_never_ends_in_a_traceback(file: Path, depth: int) -> None:
+    """Reading, looking for surrogates and writing need different shares of the stack."""
+    deep = b"[" * depth + b"]" * depth
+    surrogate = b'{"text": "\\ud83d\\ude42", "x": ' + deep + b"}"
+    result = b'{"messages": [{"role": "tool", "content": {"x": ' + deep + b"}}]}"
+    assert len(list(read(write(file, {"text": "a"}, surrogate), skip_bad=1))) in (1, 2)
+    assert len(list(read(write(file, GOOD, result), skip_bad=1))) in (1, 2)
 
 
 def test_a_long_line(file: Path) -> None:

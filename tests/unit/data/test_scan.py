@@ -52,6 +52,20 @@ def test_ranges_tile_the_file_between_lines(tmp_path: Path, name: str, range_byt
     assert found.digest == hashlib.sha256(content).hexdigest()
 
 
+def test_a_result_that_cannot_be_remembered_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"a\nb\n")
+    os.utime(path, (1e9, 1e9))
+    (tmp_path / "scans").write_text("a file, not a directory")
+    assert scanned(path, tmp_path, 10).ranges == (Range(0, 4, 1),)
+
+
+def test_a_pipe_is_not_called_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"pipe: is not a regular file \(write it to a file"):
+        scan(tmp_path / "pipe", tmp_path, Read())
+
+
 def test_a_line_longer_than_a_range_stays_whole(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"a\n" + b"x" * 100 + b"\nb\n")

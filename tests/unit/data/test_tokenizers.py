@@ -151,3 +151,12 @@ def test_broken_special_tokens_are_named(ranks_dir: Path, said: str) -> None:
     (ranks_dir / "tokenizer_config.json").write_text(said)
     with pytest.raises(UserError, match=r"tokenizer_config\.json: cannot be read"):
         load_tokenizer(ranks_dir)
+
+
+def test_the_template_that_was_said_decides_where_the_files_do_not(sentence_dir: Path) -> None:
+    (sentence_dir / "config.json").write_text(json.dumps({"model_type": "chatglm"}))
+    with pytest.raises(UserError, match="whether this is ChatGLM2 or ChatGLM3"):
+        load_tokenizer(sentence_dir)
+    assert load_tokenizer(sentence_dir, "chatglm3").special("<|user|>")
+    with pytest.raises(UserError):
+        load_tokenizer(sentence_dir, "chatglm2").special("<|user|>")

@@ -145,3 +145,40 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_one_line(make_base, m
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         export(run, tmp_path / "file" / "out", merge_adapter=True)
+
+
+def test_a_link_is_followed_to_where_the_model_shall_be(make_base, make_run, tmp_path):
+    run, _ = make_run(make_base("glm4"), "glm4-0414", rank=4)
+    for name in ("there", "to come"):
+        link = tmp_path / f"link to {name}"
+        link.symlink_to(tmp_path / "disk" / name)
+        (tmp_path / "disk/there").mkdir(parents=True, exist_ok=True)
+        made = export(run, link, merge_adapter=True)
+        assert link.is_symlink()
+        assert (tmp_path / "disk" / name / "config.json").is_file()
+        assert "config.json" in listing(made.path)
+
+
+def test_a_place_that_cannot_be_replaced_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    missing = tmp_path / "no run"
+    with pytest.raises(UserError, match=r"is a mount point.*name one below it: /model"):
+        export(missing, Path("/"), merge_adapter=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for word in (".", "../here"):
+        with pytest.raises(UserError, match="is the current directory"):
+            export(missing, Path(word), merge_adapter=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="exists already"):
+        export(missing, Path("."), merge_adapter=True)
+
+
+@pytest.mark.parametrize("said", [{"eos_token_id": None}, {}])
+def test_a_base_without_an_end_token_ends_with_the_templates(said, make_base, make_run, tmp_path):
+    base = make_base("glm4", eos_token_id=None)
+    (base / "generation_config.json").write_text(json.dumps(said))
+    run, _ = make_run(base, "glm4-0414", method="full")
+    made = export(run, tmp_path / "out", merge_adapter=False)
+    ends = json.loads((made.path / "generation_config.json").read_text())["eos_token_id"]
+    assert len(ends) == 3
+    assert None not in ends

@@ -6,6 +6,8 @@ import pytest
 
 from glm_accelerate.observe.events import Event
 from glm_accelerate.observe.picture import (
+    BOTTOM,
+    HEIGHT,
     LEFT,
     TOP,
     escaped,
@@ -47,6 +49,24 @@ def test_the_picture_is_svg_with_both_curves_within_its_frame_and_words_on_the_a
     x, y = map(float, curves["held"].split()[0].split(","))
     assert (x, y) == (LEFT, TOP)  # step 0 at the left, the highest loss at the top
     assert "prefers-color-scheme: dark" in svg
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [[-3.0, -0.5, -2.0], [-2.0], [1.0, -1.0], [1e-300], [-1e-300, 0.0], [3e-9], [1e12, 1e12], [5e-324, 2.0]],
+)
+def test_whatever_figures_there_are_stand_within_the_frame(figures: list[float]) -> None:
+    svg = loss_curve([{"kind": "eval", "step": step, "loss": loss} for step, loss in enumerate(figures)], "")
+    dots = [float(y) for y in re.findall(r'class="dot" cx="[^"]+" cy="([^"]+)"', svg)]
+    assert len(dots) == len(figures)
+    assert all(TOP <= y <= HEIGHT - BOTTOM for y in dots)
+
+
+@pytest.mark.parametrize("around", [0.0, -7.0, 1e15])
+def test_figures_that_are_all_alike_have_an_axis(around: float) -> None:
+    marks = ticks(around, around)
+    assert marks[0] <= around <= marks[-1]
+    assert marks[0] < marks[-1]
 
 
 @pytest.mark.parametrize("events", [[], [{"kind": "step", "step": 0, "loss": 0.0}]])

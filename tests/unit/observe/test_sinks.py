@@ -80,6 +80,29 @@ def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("kind", "left"), [("start", {0: 200, 1: 201}), ("resume", {0: 100, 1: 201})])
+def test_a_run_that_begins_anew_takes_back_the_whole_curve(
+    kind: str, left: dict[int, float], tmp_path: Path
+) -> None:
+    """Whatever is at step 0 stays for one that goes on from there."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def point(attempt: int, kind: str, first: int, last: int) -> None:
+        events = Events(open_sinks(["tensorboard"], tmp_path, CONFIG), attempt)
+        events.emit(kind, {"step": 0})
+        for step in range(first, last + 1):
+            events.emit("step", {"step": step, "loss": attempt * 100.0 + step})
+        events.close()
+
+    point(1, "start", 0, 6)
+    point(2, kind, 0 if kind == "start" else 1, 1)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert {point.step: point.value for point in read.Scalars("train/loss")} == left
+
+
+@pytest.mark.filterwarnings("default")
 def test_swanlab_writes_offline_without_a_login_and_without_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

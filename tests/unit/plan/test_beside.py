@@ -17,8 +17,8 @@ from glm_accelerate.plan.resolve import Ground, ground_of, order_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
 
 GB = 10**9
-CPU = Hardware("cpu", "a CPU", 1, 64 * GB, 64 * GB, 16, 64 * GB, True, "2.13", None, None, threads=12)
-GPUS = Hardware("cuda", "NVIDIA A100", 4, 80 * GB, 80 * GB, 32, 256 * GB, True, "2.13", "13.0", "590")
+CPU = Hardware("cpu", "a CPU", 1, 64 * GB, 64 * GB, 16, 64 * GB, True, None, None, threads=12)
+GPUS = Hardware("cuda", "NVIDIA A100", 4, 80 * GB, 80 * GB, 32, 256 * GB, True, "13.0", "590")
 # A day of steps of 30,000 tokens, a hundred evaluations of 50,000 tokens each, of 100,000 in close races.
 LONG = Between(100, 500 * 30_000, 50_000, 100_000, 100_000, 1e9, "bfloat16", 2 * GB)
 
@@ -111,6 +111,13 @@ def test_all_that_may_be_looked_at_counts(
     assert answers.usual == pytest.approx(work.usual + 30 * first)
     assert answers.most == pytest.approx(work.most + 30 * first)
     assert answers.largest == pytest.approx(work.largest + 30 * 300)
+
+
+def test_training_between_two_is_what_the_weights_of_its_sources_make_it(tiny_run: dict[str, Any]) -> None:
+    plain, ground = long_run(tiny_run)
+    train = [{"path": tiny_run["data"]["train"], "weight": 10.0}]
+    often, drawn = long_run(tiny_run, data={**tiny_run["data"], "train": train})
+    assert work_of(often, drawn).trained == pytest.approx(10 * work_of(plain, ground).trained)
 
 
 def test_the_plan_tells_how_long_the_largest_takes(tiny_run: dict[str, Any]) -> None:

@@ -55,3 +55,16 @@ def test_padding_is_counted_in_positions() -> None:
     assert load.longest == 512
     assert load.work().tokens == 2 * lengths.sum()
     assert load.largest("pack", 1024, 1).positions == 1024
+
+
+def test_a_source_counts_as_often_as_it_is_drawn() -> None:
+    """What a plan counts is what the steps of many epochs hold."""
+    lengths = np.random.default_rng(0).integers(20, 900, 300).astype(np.int32)
+    spans = ((0, 100, 0.25), (100, 200, 3.0), (200, 290, 1.5), (290, 300, 0.001))
+    order = Order(lengths, spans, 0, step_samples=10)
+    per_epoch = len(order.epoch(0))
+    work = Load(order, lengths // 3, 40 * per_epoch, per_epoch).work()
+    drawn = [int(sample) for epoch in range(40) for step in order.epoch(epoch) for sample in step]
+    assert work.tokens == pytest.approx(int(lengths[drawn].sum()), rel=0.01)
+    assert work.pairs == pytest.approx(pairs(lengths[drawn]), rel=0.01)
+    assert work.targets == pytest.approx(int((lengths // 3)[drawn].sum()), rel=0.01)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.runtime.env import cache_root, compiler, cores, offline, visible_devices
+from glm_accelerate.runtime import env
+from glm_accelerate.runtime.env import cache_root, compiler, control_groups, cores, offline, visible_devices
+from glm_accelerate.runtime.errors import UserError
 
 
 def test_cache_root_by_rank_of_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +18,20 @@ def test_cache_root_by_rank_of_the_variables(monkeypatch: pytest.MonkeyPatch) ->
     assert cache_root() == Path("/x/glm-accelerate")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_root() == Path("/h/.cache/glm-accelerate")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the list of users")
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "GLM_ACCELERATE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(UserError, match=r"no home directory.*GLM_ACCELERATE_CACHE"):
+        cache_root()
+    monkeypatch.setenv("GLM_ACCELERATE_CACHE", "~/own")
+    with pytest.raises(UserError, match=r"no home directory.*GLM_ACCELERATE_CACHE"):
+        cache_root()
+    monkeypatch.setenv("GLM_ACCELERATE_CACHE", "/own")
+    assert cache_root() == Path("/own")
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("TRUE", True), ("0", False), ("", False)])
@@ -37,6 +53,32 @@ def test_cores_follow_the_affinity() -> None:
     finally:
         os.sched_setaffinity(0, before)
     assert 1 <= cores() <= len(before)
+
+
+def test_control_groups_are_looked_up_to_the_root(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("0::/system.slice/slurm/job_7\n")
+    slurm = tmp_path / "system.slice/slurm"
+    assert control_groups("memory", tmp_path, own)[:4] == [slurm / "job_7", slurm, slurm.parent, tmp_path]
+    own.write_text("5:memory:/docker/a:b\n4:cpu,cpuacct:/other\n0::/\n")
+    memory = tmp_path / "memory"
+    wanted = [memory / "docker/a:b", memory / "docker", tmp_path, memory]
+    assert control_groups("memory", tmp_path, own) == wanted
+    assert control_groups("memory", tmp_path, tmp_path / "none") == [tmp_path, memory]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_cores_follow_the_tightest_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    monkeypatch.setattr(env, "control_groups", lambda _: [inner, tmp_path])
+    assert cores() == 8
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    (inner / "cpu.max").write_text("max 100000\n")
+    assert cores() == 3
+    (inner / "cpu.max").write_text("50000 100000\n")
+    assert cores() == 1
 
 
 def test_what_is_not_set_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

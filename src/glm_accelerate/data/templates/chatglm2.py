@@ -30,8 +30,9 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
     turn = len(messages) - 1
     pieces = [*opening(CHATGLM2.prefix), Piece(prompt, turn=turn)]
     if answered is not rest:
-        pieces.append(Piece(rest[-1].content, target=True, turn=turn))
-        pieces.append(Piece("</s>", special=True, target=True, turn=turn))
+        learnt = rest[-1].learnt
+        pieces.append(Piece(rest[-1].content, target=learnt, turn=turn))
+        pieces.append(Piece("</s>", special=True, target=learnt, turn=turn))
     return pieces
 
 

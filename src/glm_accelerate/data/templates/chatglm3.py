@@ -7,6 +7,7 @@ call is Python: the tool's name, then `tool_call(argument=value)` in a fenced bl
 import json
 from collections.abc import Sequence
 
+from glm_accelerate.data import strict_json
 from glm_accelerate.data.templates.template import Block, Template, join
 from glm_accelerate.data.types import Message, Piece, ToolCall
 
@@ -21,19 +22,19 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
 def _block(turn: int, message: Message) -> Block:
     if message.call:
         texts = (f"{message.call.name}\n", _python(message.call))
-        return Block("assistant", texts, turn, calls=True)
+        return Block("assistant", texts, turn, calls=True, learnt=message.learnt)
     content = message.content
     if message.tools:
         tools = json.dumps(list(message.tools), ensure_ascii=False, indent=4)
         content = f"{content or _TOOLS}\n{tools}"
-    return Block(message.role, ("\n", content), turn)
+    return Block(message.role, ("\n", content), turn, learnt=message.learnt)
 
 
 def _python(call: ToolCall) -> str:
     """Arguments given as JSON become Python; a block for the interpreter is already what it has to be."""
     try:
-        arguments = json.loads(call.arguments)
-    except ValueError:
+        arguments = strict_json.parse(call.arguments)
+    except json.JSONDecodeError:
         return call.arguments
     if not isinstance(arguments, dict):
         return call.arguments

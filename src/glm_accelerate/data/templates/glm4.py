@@ -32,8 +32,9 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
             blocks.append(Block("system", (text,), turn))
         content = message.call.arguments if message.call else message.content
         if content:
-            name = message.call.name if message.call else ""
-            blocks.append(Block(message.role, (f"{name}\n{content}",), turn, calls=message.call is not None))
+            called = message.call is not None
+            text = f"{message.call.name if message.call else ''}\n{content}"
+            blocks.append(Block(message.role, (text,), turn, calls=called, learnt=message.learnt))
     return join(GLM4, blocks, generation_prompt)
 
 

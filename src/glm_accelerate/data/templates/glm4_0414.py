@@ -33,8 +33,8 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
 def _block(turn: int, message: Message) -> Block:
     if message.call:
         text = f"{message.call.name} \n{message.call.arguments}"
-        return Block("assistant", (text,), turn, calls=True)
-    return Block(message.role, (f"\n{message.content}",), turn)
+        return Block("assistant", (text,), turn, calls=True, learnt=message.learnt)
+    return Block(message.role, (f"\n{message.content}",), turn, learnt=message.learnt)
 
 
 GLM4_0414 = replace(GLM4, name="glm4-0414", write=_write)

@@ -18,12 +18,16 @@ OBSERVATION = "<|observation|>"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One role token and the texts after it, each tokenized by itself. `calls`: the turn calls a tool."""
+    """One role token and the texts after it, each tokenized by itself.
+
+    `calls`: the turn calls a tool; `learnt`: an answer is a target, its end included.
+    """
 
     role: Role
     texts: tuple[str, ...]
     turn: int
     calls: bool = False
+    learnt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,18 @@ def join(template: Template, blocks: Sequence[Block], generation_prompt: bool) -
     """Lays blocks one after another and says which pieces are targets."""
     pieces = opening(template.prefix)
     enders = {*template.stops, ASSISTANT}  # after a thought the model may open the next turn of its own
-    answering = calling = False
+    answering = calling = learning = False
     for block in blocks:
         name = f"<|{block.role}|>"
-        pieces.append(Piece(name, special=True, target=answering and name in enders, turn=block.turn))
+        pieces.append(Piece(name, special=True, target=learning and name in enders, turn=block.turn))
         answering, calling = block.role == "assistant", block.calls
-        pieces += [Piece(text, target=answering, turn=block.turn) for text in block.texts if text]
+        learning = answering and block.learnt
+        pieces += [Piece(text, target=learning, turn=block.turn) for text in block.texts if text]
     if generation_prompt:
-        pieces.append(Piece(ASSISTANT, special=True, target=answering, turn=len(blocks)))
+        pieces.append(Piece(ASSISTANT, special=True, target=learning, turn=len(blocks)))
     elif answering:
         stop = OBSERVATION if calling else template.stop
-        pieces.append(Piece(stop, special=True, target=True, turn=blocks[-1].turn))
+        pieces.append(Piece(stop, special=True, target=learning, turn=blocks[-1].turn))
     return pieces
 
 

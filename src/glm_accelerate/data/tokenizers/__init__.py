@@ -36,8 +36,11 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """From `tokenizer.json`, or else from `tokenizer.model`, which holds tiktoken ranks or SentencePiece."""
+def load_tokenizer(model_dir: Path, template: str | None = None) -> Tokenizer:
+    """From `tokenizer.json`, or else from `tokenizer.model`, which holds tiktoken ranks or SentencePiece.
+
+    `template` is its settled name; without it the files have to tell ChatGLM2 from ChatGLM3.
+    """
     words, model = model_dir / "tokenizer.json", model_dir / "tokenizer.model"
     if words.is_file():
         from glm_accelerate.data.tokenizers.fast import FastTokenizer
@@ -56,7 +59,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     from glm_accelerate.data.templates.detect import detect_template
     from glm_accelerate.data.tokenizers.sentence import SentenceTokenizer
 
-    return SentenceTokenizer(model, roles=detect_template(model_dir) == "chatglm3")
+    return SentenceTokenizer(model, roles=(template or detect_template(model_dir)) == "chatglm3")
 
 
 def fingerprint_of(paths: Iterable[Path]) -> str:

@@ -1,0 +1,51 @@
+"""What `train` refuses before it trains, and how it shows what has changed."""
+
+from pathlib import Path
+
+import pytest
+
+from glm_accelerate.cli.main import main
+from glm_accelerate.config.load import to_yaml
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.train import run
+from glm_accelerate.train.directory import Change, ConfigChanged
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    said = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t"}})
+    (tmp_path / "c.yaml").write_text(to_yaml(said))
+    return "c.yaml"
+
+
+def test_what_changed_is_shown_as_it_is_written(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets in a file's name are no colours."""
+
+    def changed(*_: object, **__: object) -> None:
+        raise ConfigChanged(Path("run"), [Change("data.train", "br[bold]/t", "a[/x]", "--accept [data]")])
+
+    monkeypatch.setattr(run, "train", changed)
+    assert main(["train", config]) == 2
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("br[bold]/t", "a[/x]", "--accept [data]"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "c.yaml", "--run", ""],
+        ["train", "c.yaml", "--init-from="],
+        ["demo", "--run", ""],
+        ["checkpoints", ""],
+        ["bench", "step", "c.yaml", "--out", ""],
+    ],
+)
+def test_an_unset_variable_is_no_directory(
+    words: list[str], config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "it is empty: a shell's variable that is not set?" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == [config]
