@@ -17,7 +17,7 @@ from glm_accelerate.evaluate.decide import Judged, best, finalists, judge
 from glm_accelerate.evaluate.exam import Items
 from glm_accelerate.evaluate.intervals import loss_interval, paired
 from glm_accelerate.evaluate.looks import level_of, verdict
-from glm_accelerate.evaluate.results import Comparison, Result, Verdict
+from glm_accelerate.evaluate.results import Comparison, Interval, Result, Verdict
 
 Floats = NDArray[np.float64]
 LONGEST = 2048  # what samples are cut to
@@ -130,6 +130,15 @@ def covered(make: Draw, sets: int, count: int, total: int, level: float = 0.05) 
     return hits / sets, half / sets
 
 
+def apart(
+    new: Items, old: Items, strata: NDArray[np.int64], total: int, level: float
+) -> tuple[float, Interval]:
+    """`paired`, of more than one sample."""
+    difference, interval = paired(new, old, strata, total, level)
+    assert interval is not None
+    return difference, interval
+
+
 def covered_paired(make: Draw, sets: int, count: int, total: int, level: float = 0.05) -> tuple[float, float]:
     """The same of the difference between two steps."""
     hits, half = 0, 0.0
@@ -138,7 +147,7 @@ def covered_paired(make: Draw, sets: int, count: int, total: int, level: float =
         old = make(draw, total)
         choice = old.choice(seed)
         before, after = old.items(choice), changed(draw, old, -0.01, 0.05).items(choice)
-        _, interval = paired(first(after, count), before, choice.strata, total, level)
+        _, interval = apart(first(after, count), before, choice.strata, total, level)
         hits += interval[0] <= -0.01 <= interval[1]
         half += (interval[1] - interval[0]) / 2
     return hits / sets, half / sets
@@ -155,7 +164,7 @@ def fooled(make: Draw, sets: int, looks: Sequence[int], total: int, level: float
         choice = old.choice(seed)
         before, after = old.items(choice), changed(draw, old, 0.0, 0.05).items(choice)
         verdicts = (
-            verdict(paired(first(after, count), before, choice.strata, total, level)[1], 0.0)
+            verdict(apart(first(after, count), before, choice.strata, total, level)[1], 0.0)
             for count in looks
         )
         found = next((one for one in verdicts if one != "undecided"), None)
@@ -219,7 +228,7 @@ def ours(
                 break
             measured[leader] = max(measured[leader], count)
             pair = [Items(losses_SN[one, :count], targets_N[:count]) for one in (step, leader)]
-            difference, interval = paired(pair[0], pair[1], strata, total, level_of(looks))
+            difference, interval = apart(pair[0], pair[1], strata, total, level_of(looks))
             said = verdict(interval, margin)
             compared = Comparison(leader, f"{leader}-plan-0", difference, interval, said, look, len(looks))
             if said != "undecided":
