@@ -13,7 +13,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model, part_reader
 from glm_accelerate.parallel.part import whole
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.parallel.shard import fill, make_mesh, shard
 
 RANKS = 3  # by which 131 rows, 60 and 2 do not divide
@@ -27,7 +27,8 @@ def prepared(directory: Path, device: str) -> Decoder:
 
 
 def compare(rank: int, directory: Path, meeting: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    store = dist.FileStore(str(meeting), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     model, plain = prepared(directory, "meta"), prepared(directory, "cpu")
     shard(model, list(model.layers), ["hidden"], make_mesh(CPU, RANKS, RANKS))
     fill(model, part_reader(model), CPU, Ranks(rank, RANKS))
@@ -40,8 +41,7 @@ def compare(rank: int, directory: Path, meeting: Path) -> None:
         tokens = torch.arange(10).view(1, 10)
         layout = Layout.of_documents([(10,)], CPU)
         assert torch.equal(model.hidden(tokens, layout), plain.hidden(tokens, layout))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(store, RANKS)
 
 
 @pytest.mark.parametrize(("family", "tied"), [("glm4", False), ("glm4", True), ("chatglm", False)])

@@ -21,7 +21,7 @@ from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model, part_reader
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.part import local_of, whole
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.parallel.shard import fill, make_mesh, shard
 
 Said = dict[str, Any]
@@ -37,11 +37,11 @@ def prepared(directory: Path, kind: Kind, device: str) -> Decoder:
 
 
 def compare_all(rank: int, directory: Path, meeting: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    store = dist.FileStore(str(meeting), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     for kind in KINDS:
         compare(rank, directory, kind)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(store, RANKS)
 
 
 def compare(rank: int, directory: Path, kind: Kind) -> None:

@@ -5,6 +5,7 @@ A process alone is `ALONE`: the same calls, answered at once. So the trainer nev
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ COLLECTIVE = timedelta(minutes=10)  # the longest that a rank may be behind the 
 PATIENCE = timedelta(seconds=10)  # between two looks for what is said; there is no limit on how many
 PIECE = 4 << 20  # letters of it in one value: the store cuts off who sets more than 8 MiB
 MISTAKES = "mistakes"  # how many ranks have come to a UserError
+LEFT, LEAVING = "left", 10.0  # how many are out of the last barrier; seconds for the others to be, too
 
 
 class Told(UserError):
@@ -117,8 +119,20 @@ def joined() -> Generator[Ranks, None, None]:
         )
         with _one_mistake_said(store):
             yield Ranks(said.rank, said.count, store, doing)
-            dist.barrier()  # gloo aborts a process whose peer has left already
-        dist.destroy_process_group()
+            leave(store, said.count)
+
+
+def leave(store: Store, count: int) -> None:
+    """Together, as far as that goes: gloo aborts a process whose peer is gone while it is still in the
+    barrier that both have passed.
+    """
+    dist.barrier()
+    ends = time.monotonic() + LEAVING
+    with suppress(RuntimeError):  # the store went with its process, which was out of the barrier
+        store.add(LEFT, 1)
+        while store.add(LEFT, 0) < count and time.monotonic() < ends:
+            time.sleep(0.01)
+    dist.destroy_process_group()
 
 
 def peer_ended(error: RuntimeError) -> bool:

@@ -15,6 +15,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.parallel.part import whole
+from glm_accelerate.parallel.ranks import leave
 from glm_accelerate.parallel.shard import make_mesh, shard
 
 RANKS = 2
@@ -42,11 +43,11 @@ def learn(model: Decoder, lane: Watched) -> dict[str, Tensor]:
 
 
 def compare_both(rank: int, directory: Path, meeting: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    store = dist.FileStore(str(meeting), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     for lora in (False, True):
         compare(directory, lora)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(store, RANKS)
 
 
 def compare(directory: Path, lora: bool) -> None:
