@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glm_accelerate.evaluate.looks import ENOUGH
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, metric
 
 if TYPE_CHECKING:
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
     from glm_accelerate.evaluate.results import Interval, Result
 
 FLOAT32 = "float32 differs by"  # in a result's `by`: the difference that reduced precision makes
+ENOUGH = {
+    "better": ", enough to choose between the two",
+    "worse": ", enough to choose between the two",
+    "tied": ", enough to take the two as equal",
+}  # where it is undecided, that says it
 COLUMNS = ("metric", "value", "95 % interval", "samples")
 
 
@@ -58,7 +62,7 @@ def _words(result: "Result") -> list[str]:
     if result.against is not None:
         low, high = result.against.interval
         span = f" (95 %: {low:+.4f} to {high:+.4f})" if low < high else ""
-        words.append(f"{compared(asdict(result.against))}{span}{ENOUGH[result.against.verdict]}")
+        words.append(f"{compared(asdict(result.against))}{span}{ENOUGH.get(result.against.verdict, '')}")
     if (difference := result.by.get(FLOAT32)) is not None:
         words.append(
             f"On a few samples the loss in {result.by['dtype']} and in float32 differ by {difference}."

@@ -1,4 +1,4 @@
-"""When to ask whether the samples so far are enough, how sure an answer must be, and what it is enough for.
+"""When to ask whether the samples so far are enough, how sure an answer must be, and what it then is.
 
 Who looks at a 95 % interval again and again is fooled far more often than once in 20 times, so the looks are
 declared before, and each is given its share of the 5 %.
@@ -11,13 +11,6 @@ import numpy as np
 from glm_accelerate.evaluate.results import Interval, Verdict
 
 MOST_LOOKS = 4
-
-ENOUGH: dict[Verdict, str] = {
-    "better": ", enough to choose between the two",
-    "worse": ", enough to choose between the two",
-    "tied": ", enough to take the two as equal",
-    "undecided": "",
-}
 
 
 def looks(total: int, most: int | None, count: int = MOST_LOOKS, first: int = 128) -> tuple[int, ...]:

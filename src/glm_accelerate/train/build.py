@@ -128,7 +128,7 @@ def built(
 
 
 def _proofs(settled: Settled, model: Decoder, ranks: Ranks) -> list[Proof]:
-    """Those of files by the first rank for all: they take `transformers`, a second and 150 MB a process."""
+    """Those of files by the first rank for all: `transformers` takes half a second and 24 MB a process."""
     config, inputs = settled.config, settled.inputs
     made = ranks.decide(lambda: [asdict(one) for one in prove_inputs(config, inputs, settled.model_dir)])
     return [*(Proof(**one) for one in made), *prove_model(config, model, inputs.tokenizer)]
