@@ -16,7 +16,7 @@ from glm_accelerate.models.adapt.quantized import kind_of
 from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime import env
-from glm_accelerate.train.digests import file_digest
+from glm_accelerate.runtime.digests import file_digest
 
 SHOWN = 32  # hexadecimal digits of a hash: 128 bits
 MOST_THREADS = 8

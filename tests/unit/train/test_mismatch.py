@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from glm_accelerate.runtime import digests
+from glm_accelerate.runtime.digests import file_digest
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import digests
-from glm_accelerate.train.digests import file_digest
 from glm_accelerate.train.fingerprints import model_content
 from glm_accelerate.train.mismatch import ACCEPTABLE, SUBJECTS, Mismatched, check, compare
 
