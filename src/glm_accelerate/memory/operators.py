@@ -18,6 +18,7 @@ UNPACKED = 1 << 22  # weights that kernels/quantized.py unpacks at once
 # oneDNN's scratch memory for a product in bfloat16 on a CPU, measured on one thread (two: up to twice that):
 # about this, and float32 sums of up to so many columns where what is summed over is longer than this.
 SCRATCH, SUMMED, LONG = 1_180_000, 512, 2048
+MULTIPROCESSORS = 132  # of an H100 or H200
 FUSED: tuple[Form, ...] = ("native", "triton", "compiled")
 
 
@@ -279,9 +280,12 @@ class Operators:
             return self._by_document(q, k, v, prefix)
         if prefix:
             k, v = (self._behind(each, before) for each, before in zip((k, v), prefix, strict=True))
-        # flash attention sums the slope of q in float32; keys' and values' are made for every query head
+        # Flash attention sums the slope of q in float32, in as many parts as its deterministic form needs to
+        # keep all multiprocessors busy; keys' and values' are made for every query head.
+        parts = -(-MULTIPROCESSORS // (self.documents * s.heads))
         repeated = 2 * query if s.heads > s.kv_heads else 0
-        return self._kept(q, k, v, table, back=self.wide(s.heads * (s.head_width + 1)) + repeated)
+        back = self.wide(s.heads * (parts * s.head_width + 1)) + repeated
+        return self._kept(q, k, v, table, back=back)
 
     @property
     def documents(self) -> int:

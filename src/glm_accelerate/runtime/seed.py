@@ -3,6 +3,8 @@
 So a resumed run draws what the uninterrupted one would have drawn, with no generator state to save.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from glm_accelerate.runtime.env import repeat_products
@@ -24,13 +26,33 @@ def seed_all(seed: int) -> None:
 
 def repeat_exactly(device: torch.device) -> None:
     """The same sums in the same order each time. A CPU does so anyway; on a GPU some operators have a faster
-    form that does not, and one that has no other is named in a warning.
+    form that does not. With `warn_only` the backward pass of attention would keep its atomic sums.
     """
     if device.type == "cuda":
-        repeat_products()
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True, warn_only=not repeat_products())
         # It would fill every new tensor.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def repeating(work: Callable[[], object]) -> str | None:
+    """Do `work`. If one of its operators has no deterministic form, do it again with such operators allowed
+    from now on, and return what to tell the user: torch warns of each of them once.
+    """
+    try:
+        work()
+    except RuntimeError as error:
+        if not _refused_as_nondeterministic(error):
+            raise
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        work()
+        return f"two equal runs may differ in their last bits: {str(error).partition('. ')[0]}"
+    return None
+
+
+def _refused_as_nondeterministic(error: RuntimeError) -> bool:
+    strict = torch.are_deterministic_algorithms_enabled()
+    strict = strict and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return strict and "use_deterministic_algorithms(True" in str(error)
 
 
 def _mix(value: int) -> int:

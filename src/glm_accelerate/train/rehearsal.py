@@ -17,6 +17,7 @@ from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.seed import repeating
 from glm_accelerate.train.settle import Settled
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import forward_backward
@@ -65,7 +66,9 @@ def rehearsal(
 
     def through(step: Step) -> None:
         with _last_block_alone(model) if any(step is one for one in shapes) else nullcontext():
-            gradients(step)
+            said = repeating(lambda: gradients(step))
+        if said is not None:
+            events.emit("warning", {"said": said})
 
     done = rehearse(passes, optimizer, through, device)
     free(model)

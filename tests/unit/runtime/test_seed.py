@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from glm_accelerate.runtime.seed import repeat_exactly, seed_all, step_seed
+from glm_accelerate.runtime.seed import repeat_exactly, repeating, seed_all, step_seed
 
 
 def test_a_step_has_its_own_seed_and_always_the_same() -> None:
@@ -55,5 +55,37 @@ def test_on_a_gpu_sums_keep_one_order_and_a_cpu_is_left_alone(
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     repeat_exactly(torch.device("cuda"))
     assert torch.are_deterministic_algorithms_enabled()
-    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    # With it the backward pass of attention keeps its atomic sums.
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_products_that_do_not_repeat_are_the_users_choice(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    repeat_exactly(torch.device("cuda"))
+    assert torch.is_deterministic_algorithms_warn_only_enabled()  # torch warns of them, and does not refuse
+
+
+def test_an_operator_without_a_deterministic_form_is_named_and_runs(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    torch.use_deterministic_algorithms(True)
+    out = torch.zeros(4)
+
+    def work() -> None:
+        out.put_(torch.tensor([1]), torch.ones(1))  # it has none on a CPU either
+
+    assert repeating(lambda: None) is None
+    with pytest.warns(UserWarning, match="put_"):
+        said = repeating(work)
+    assert said is not None
+    assert "last bits: put_ does not have a deterministic implementation" in said
+    assert out[1] == 1
+
+    def broken() -> None:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        repeating(broken)

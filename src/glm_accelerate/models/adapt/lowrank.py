@@ -77,7 +77,7 @@ def factored(layer: Linear, energy: float) -> LowRank | None:
 
 def rank_for(squares: Tensor, energy: float) -> int:
     """How many of these squares (falling) make up the share `energy` of their sum, rounded up."""
-    sums = squares.clamp(min=0).cumsum(0)
+    sums = squares.clamp(min=0).cpu().cumsum(0)  # on a GPU it has no deterministic form
     needed = int((sums < energy * sums[-1]).sum()) + 1
     return -(-needed // MULTIPLE) * MULTIPLE
 
