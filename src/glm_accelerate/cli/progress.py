@@ -1,5 +1,5 @@
-"""Progress of long work, on stderr: a bar on a terminal, else a line every few seconds. Of bytes that are
-prepared (`watching`), or of what is counted (`counting`).
+"""Progress of long work, on stderr: a bar on a terminal, which is gone when the work is done, else a line
+every few seconds. Of bytes that are prepared (`watching`), or of what is counted (`counting`).
 """
 
 import time
@@ -79,12 +79,26 @@ def _showing(
         yield Lines(console, words)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+    bars: Progress | None = None
+    tasks: dict[str, TaskID] = {}
 
-        def watch(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(f"{verb}{what}", total=total)
-            bars.update(tasks[what], completed=done, total=total)
+    def watch(what: str, done: int, total: int) -> None:
+        nonlocal bars
+        if bars is None and done < total:
+            bars = Progress(*columns, console=console, transient=True)
+            bars.start()
+            tasks.clear()
+        if bars is None:
+            return
+        if what not in tasks:
+            tasks[what] = bars.add_task(f"{verb}{what}", total=total)
+        bars.update(tasks[what], completed=done, total=total)
+        if bars.finished:  # the terminal is free again for what follows
+            bars.stop()
+            bars = None
 
+    try:
         yield watch
+    finally:
+        if bars is not None:
+            bars.stop()

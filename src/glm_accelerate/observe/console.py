@@ -1,6 +1,7 @@
 """What a person sees of a run: one live line on a terminal, else a plain line every few seconds.
 
-step 120/800 · loss 0.8123 · held out 0.9312 (step 100) · 9,876 tokens/s · 1.2 GB · ... · 0:01:12 left
+step 120/800 · 0:01:12 left · loss 0.8123 · held out 0.9312 (step 100) · 9,876 tokens/s · 1.2 GB · ...
+A narrow terminal leaves out what comes last; a plain line begins with date and time.
 """
 
 import math
@@ -23,6 +24,7 @@ from glm_accelerate.prove.proof import Proof
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_REFRESHES = 0.1
+BAR, WIDE = 16, 120  # columns: of the bar, and of a terminal that has room for it beside the figures
 SAMPLED = (
     "  a sample: enough to compare steps on it, not for a figure to publish (evaluate RUN --samples all)"
 )
@@ -58,6 +60,8 @@ class ConsoleObserver:
         self._shown = -math.inf
         self._live: Live | None = None
         self._steps = 0
+        self._time = 0.0  # of the newest event
+        self._not_applied = 0
         self._held_out: dict[int, float] = {}  # losses by step
         self._explained = False  # what a sample is enough for
         self._recent: deque[tuple[float, float, float]] = deque(
@@ -67,6 +71,7 @@ class ConsoleObserver:
 
     def observe(self, event: Event) -> None:
         kind = event["kind"]
+        self._time = number(event, "time")
         if kind in ("start", "resume"):
             self._begin(event)
         elif kind == "step":
@@ -87,6 +92,9 @@ class ConsoleObserver:
             self.close()
             best = self._best() if event.get("reason") == "done" else ""
             self._say(f"stopped at step {number(event, 'step'):,.0f}: {event.get('reason')}{best}")
+            if self._not_applied:
+                said = f"steps not applied (loss or gradients not finite): {self._not_applied:,}"
+                self._say(Text.assemble(("warning ", "bold yellow"), said))
 
     def close(self) -> None:
         """Leaves the last state on the screen."""
@@ -103,6 +111,7 @@ class ConsoleObserver:
 
     def _step(self, event: Event) -> None:
         if not event.get("applied", True):
+            self._not_applied += 1
             said = f"step {number(event, 'step'):,.0f} was not applied: its loss or gradients were not finite"
             self._say(Text(said, "yellow"))
         now = self._clock()
@@ -130,14 +139,21 @@ class ConsoleObserver:
             return
         self._pending = None
         self._shown = self._clock()
-        line = self._line(event)
+        words = self._words(event)
         if not self._console.is_terminal:
-            self._say(line)
+            self._say(" · ".join(words))
             return
+        wide = self._console.width >= WIDE
+        room = self._console.width - (BAR + 1) * wide
+        while len(" · ".join(words)) > room and len(words) > 1:
+            words.pop()
         grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=16)
+        cells: list[ProgressBar | str] = []
+        if wide:
+            grid.add_column(width=BAR)
+            cells.append(ProgressBar(total=max(1, self._steps), completed=number(event, "step")))
         grid.add_column(no_wrap=True, overflow="ellipsis")
-        grid.add_row(ProgressBar(total=max(1, self._steps), completed=number(event, "step")), line)
+        grid.add_row(*cells, " · ".join(words))
         live = self._live or Live(console=self._console, auto_refresh=False)
         live.update(grid)
         if self._live is None:
@@ -145,10 +161,12 @@ class ConsoleObserver:
             live.start()
         live.refresh()
 
-    def _line(self, event: Event) -> str:
+    def _words(self, event: Event) -> list[str]:
+        """What matters most comes first."""
         loss = event.get("loss")
         words = [
             f"step {number(event, 'step'):,.0f}/{self._steps:,}",
+            f"{self._left(event)} left",
             f"loss {loss:.4f}" if isinstance(loss, float) and math.isfinite(loss) else "loss -",
         ]
         if self._held_out:
@@ -156,13 +174,12 @@ class ConsoleObserver:
             words.append(f"held out {self._held_out[newest]:.4f} (step {newest:,})")
         tokens = sum(tokens for _, tokens, _ in self._recent)
         seconds = sum(seconds for _, _, seconds in self._recent)
-        words += [
+        return [
+            *words,
             f"{tokens / seconds if seconds else 0:,.0f} tokens/s",
             amount(number(event, "memory_bytes")),
             f"rate {number(event, 'learning_rate'):.1e}",
-            f"{self._left(event)} left",
         ]
-        return " · ".join(words)
 
     def _left(self, event: Event) -> str:
         """Time to the last step at the pace of the last ones, evaluations and checkpoints included."""
@@ -173,4 +190,7 @@ class ConsoleObserver:
         return str(timedelta(seconds=round(left * elapsed / counted)))
 
     def _say(self, what: str | Text) -> None:
+        """In a log file with date and time, as the machine's clock has them."""
+        if not self._console.is_terminal:
+            what = Text.assemble(time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._time)), what)
         self._console.print(what, highlight=False, markup=False, soft_wrap=True)

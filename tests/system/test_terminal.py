@@ -1,0 +1,131 @@
+"""What is on the screen after a run in a real terminal: one display, and no line of the run lost."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm_accelerate.observe.events import read_events
+
+ROWS = 45
+CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
+class Screen:
+    """A terminal with endless scrollback: what is shown, and what was overwritten is gone."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns, self.row, self.column = columns, 0, 0
+        self.rows: list[list[str]] = [[]]
+
+    def feed(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            found = CONTROL.match(text, at)
+            if found is None:
+                self._letter(text[at])
+                at += 1
+                continue
+            self._control(found.group(1), found.group(2))
+            at = found.end()
+
+    def text(self) -> str:
+        return "\n".join("".join(row).rstrip() for row in self.rows)
+
+    def _control(self, number: str, kind: str | None) -> None:
+        if kind == "A":
+            self.row = max(0, self.row - int(number or 1))
+        elif kind == "K":
+            start = 0 if number == "2" else self.column
+            del self.rows[self.row][start:]
+        else:  # colours, the cursor shown or hidden, titles
+            assert kind in ("m", "h", "l", None), f"unknown control {number}{kind}"
+
+    def _letter(self, letter: str) -> None:
+        if letter == "\r":
+            self.column = 0
+        elif letter == "\n":
+            self._down()
+        else:
+            width = 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+            if self.column + width > self.columns:
+                self._down()
+                self.column = 0
+            row = self.rows[self.row]
+            row += " " * (self.column + width - len(row))
+            row[self.column : self.column + width] = [letter, ""][:width]
+            self.column += width
+
+    def _down(self) -> None:
+        self.row += 1
+        if self.row == len(self.rows):
+            self.rows.append([])
+
+
+def in_terminal(words: list[str], columns: int) -> tuple[int, str]:
+    """The exit code of a command in a terminal, and all that it wrote there."""
+    child, terminal = pty.fork()
+    if not child:
+        os.execve(sys.executable, words, {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+    written = bytearray()
+    try:
+        while portion := os.read(terminal, 1 << 16):
+            written += portion
+    except OSError:  # the last process has closed it
+        pass
+    finally:
+        os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), written.decode(errors="replace")
+
+
+def expected_words(event: dict[str, Any]) -> str | None:
+    """The beginning of the line that an event has on the screen."""
+    step = f"{event.get('step', 0):,}"
+    lines: dict[str, Callable[[], str]] = {
+        "eval": lambda: f"evaluation step {step}: ",
+        "checkpoint": lambda: f"checkpoint {event['path']} (",
+        "decision": lambda: f"decision {event['said']}",
+        "warning": lambda: f"warning {event['said']}",
+        "stop": lambda: f"stopped at step {step}: {event['reason']}",
+    }
+    return lines[event["kind"]]() if event["kind"] in lines else None
+
+
+def without_spaces(text: str) -> str:
+    """A terminal breaks long lines anywhere."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize(("columns", "ranks"), [(80, 1), (120, 1), (80, 2)])
+def test_every_line_of_a_run_is_left_on_the_screen(
+    columns: int, ranks: int, tiny_run: dict[str, Any], tmp_path: Path
+) -> None:
+    said = {**tiny_run, "optim": {"learning_rate": 1e-2}, "evaluate": {**tiny_run["evaluate"], "every": 4}}
+    said["train"] = {"steps": 40, "step_samples": 4}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(said))
+    run = tmp_path / "run"
+    words = ["-m", "glm_accelerate.cli.main", "train", str(tmp_path / "c.yaml"), "--run", str(run)]
+    code, written = in_terminal([sys.executable, *words, "--nproc", str(ranks)], columns)
+    assert code == 0, written
+    screen = Screen(columns)
+    screen.feed(written)
+    shown = without_spaces(screen.text())
+    lines = [words for event in read_events(run / "events.jsonl") if (words := expected_words(event))]
+    assert {line.split()[0] for line in lines} >= {"evaluation", "checkpoint", "stopped"}, json.dumps(lines)
+    for line in lines:
+        assert shown.count(without_spaces(line)) == 1, f"{line}\n---\n{screen.text()}"
+    assert "preparing" not in shown
+    assert shown.count("step40/40") == 1
+    assert re.search(r"0:00:00 left", screen.text())
