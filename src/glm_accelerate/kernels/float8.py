@@ -1,34 +1,36 @@
-"""Matrix products of 8-bit floats: each tensor is scaled so that its largest number is the largest there is,
-e4m3 for activations and weights, e5m2 (more range, fewer digits) for gradients; sums are float32.
+"""Matrix products of 8-bit floats (e4m3) with float32 sums. A row of activations or gradients has a scale of
+its own, so that no token depends on its neighbours; so has a row of the weight. What a product sums along is
+never scaled: backward the same tensors are rounded anew, with a scale for each column.
 
 Letters: S rows, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import ScalingType, pad, scaled_mm
+from torch.nn.functional import pad
 
 from glm_accelerate.kernels.compiled import missing as not_compiled
 from glm_accelerate.kernels.compiled import run
 
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
 CAPABILITY = (8, 9)  # Ada and Hopper
+SCALED_BY_ROW = (9, 10)  # capabilities, by their first number, whose products take a scale for each row
 MULTIPLE = 16  # what the hardware wants of every dimension that a product goes along
 
 
 @dataclass(frozen=True, slots=True)
 class Eight:
-    """A tensor in 8 bits: number * scale is what it was."""
+    """A matrix in 8 bits: number * scale is what it was. The scale has one row, or one column."""
 
     number: Tensor
     scale: Tensor
 
     @property
     def T(self) -> "Eight":
-        return Eight(self.number.T, self.scale)
+        return Eight(self.number.T, self.scale.T)
 
 
 def missing() -> str | None:
@@ -42,28 +44,38 @@ def missing() -> str | None:
     return None
 
 
-def eight(x: Tensor, dtype: torch.dtype) -> Eight:
-    """Rounded to 8 bits. Zeros stay zeros; what is not finite stays so.
+def eight(x: Tensor, each: Literal["row", "column"]) -> Eight:
+    """Rounded to 8 bits, with a scale for each row or column. Zeros stay zeros; what is not finite stays so.
 
     On a GPU two compiled passes over memory: as operators it would take as long as the product saves.
     """
-    flat = x.detach().contiguous().view(-1)
-    fused = x.is_cuda and not_compiled(x.device.type) is None
-    number, scale = run(rounded, flat, dtype, lengths={0: (0,)}) if fused else rounded(flat, dtype)
-    return Eight(number.view(x.shape), scale)
+    body = rounded_rows if each == "row" else rounded_columns
+    x = x.detach().contiguous()
+    if x.is_cuda and not_compiled(x.device.type) is None:
+        return Eight(*run(body, x, lengths={0: (0, 1)}))
+    return Eight(*body(x))
 
 
-def rounded(flat: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The numbers in 8 bits, and their scale."""
-    largest = flat.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny)
-    scale = largest / torch.finfo(dtype).max
-    return (flat.float() / scale).to(dtype), scale
+def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers in 8 bits, and a column of scales."""
+    return _rounded(x, 1)
+
+
+def rounded_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers in 8 bits, and a row of scales."""
+    return _rounded(x, 0)
+
+
+def _rounded(x: Tensor, along: int) -> tuple[Tensor, Tensor]:
+    largest = x.abs().amax(along, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny)
+    scale = largest / torch.finfo(E4M3).max
+    return (x.float() / scale).to(E4M3), scale
 
 
 def product_reference(left_SI: Eight, right_IO: Eight, dtype: torch.dtype) -> Tensor:
     """By definition: what was rounded, multiplied in float32."""
     out = left_SI.number.float() @ right_IO.number.float()
-    return (out * (left_SI.scale * right_IO.scale)).to(dtype)
+    return (out * left_SI.scale * right_IO.scale).to(dtype)
 
 
 def product(left_SI: Eight, right_IO: Eight, dtype: torch.dtype, *, quick: bool = False) -> Tensor:
@@ -71,21 +83,22 @@ def product(left_SI: Eight, right_IO: Eight, dtype: torch.dtype, *, quick: bool 
 
     `quick`: sums of fewer digits, enough for a forward pass.
     """
+    assert left_SI.scale.shape[1] == right_IO.scale.shape[0] == 1, "a scale goes along the sum"
     short = -left_SI.number.shape[1] % MULTIPLE
     left, right = left_SI.number, right_IO.number.T
     if short:
         left, right = (pad(each.view(torch.uint8), (0, short)).view(each.dtype) for each in (left, right))
-    whole = ScalingType.TensorWise
-    return scaled_mm(
-        left.contiguous(),
-        right.contiguous().T,
-        left_SI.scale,
-        whole,
-        right_IO.scale,
-        whole,
-        output_dtype=dtype,
-        use_fast_accum=quick,
-    )
+    numbers, one = (left.contiguous(), right.contiguous().T), left_SI.scale.new_ones(())
+    by_row = dtype == torch.bfloat16 and _scales_by_row(left.device)
+    scales = (left_SI.scale.contiguous(), right_IO.scale.contiguous()) if by_row else (one, one)
+    made = dtype if by_row else torch.float32
+    # Not torch.nn.functional.scaled_mm, which torch 2.11 need not have.
+    out = torch._scaled_mm(*numbers, *scales, out_dtype=made, use_fast_accum=quick)  # pyright: ignore[reportPrivateUsage]
+    return out if by_row else out.mul_(left_SI.scale).mul_(right_IO.scale).to(dtype)
+
+
+def _scales_by_row(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in SCALED_BY_ROW
 
 
 def float8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, simulated: bool = False) -> Tensor:
@@ -99,26 +112,26 @@ def float8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, simula
 
 
 class _Float8Linear(torch.autograd.Function):
-    """Of activations and weight the 8-bit form is kept; of activations only for a weight that learns."""
+    """Of the weight nothing is kept besides itself; activations in 8 bits, and only for one that learns."""
 
     @staticmethod
     def forward(ctx: Any, x_SI: Tensor, weight_OI: Tensor, simulated: bool) -> Tensor:
-        left, right = eight(x_SI, FORWARD), eight(weight_OI, FORWARD)
-        kept = left.number if ctx.needs_input_grad[1] else x_SI.new_empty(0)
-        ctx.save_for_backward(kept, left.scale, right.number, right.scale)
-        ctx.simulated, ctx.weight_dtype = simulated, weight_OI.dtype
+        kept = eight(x_SI, "column") if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(weight_OI, *((kept.number, kept.scale) if kept is not None else ()))
+        ctx.simulated = simulated
+        left, right = eight(x_SI, "row"), eight(weight_OI, "row").T
         if simulated:
-            return product_reference(left, right.T, x_SI.dtype)
-        return product(left, right.T, x_SI.dtype, quick=True)
+            return product_reference(left, right, x_SI.dtype)
+        return product(left, right, x_SI.dtype, quick=True)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, Tensor | None, None]:
-        kept, scale, weight, weight_scale = ctx.saved_tensors
-        multiply, dtype = product_reference if ctx.simulated else product, slopes[0].dtype
-        slope_SO = eight(slopes[0], BACKWARD)
+        weight_OI, *kept = ctx.saved_tensors
+        multiply, slope_SO = product_reference if ctx.simulated else product, slopes[0]
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = multiply(slope_SO, Eight(weight, weight_scale), dtype)
+            grad_x = multiply(eight(slope_SO, "row"), eight(weight_OI, "column"), slope_SO.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = multiply(slope_SO.T, Eight(kept, scale), dtype).to(ctx.weight_dtype)
+            grad_weight = multiply(eight(slope_SO, "column").T, Eight(*kept), slope_SO.dtype)
+            grad_weight = grad_weight.to(weight_OI.dtype)
         return grad_x, grad_weight, None

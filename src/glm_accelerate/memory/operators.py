@@ -215,16 +215,18 @@ class Operators:
         )[0]
 
     def _eight(self, x: Value, layer: Layer) -> Value:
-        """The weight is kept in 8 bits, and x for a weight that learns; both are laid out anew."""
+        """Both are rounded to 8 bits for each product; x is kept so for a weight that learns. A matrix that a
+        product sums along its rows is laid out anew.
+        """
         given, made = self.tokens * layer.inputs, self.tokens * layer.outputs
-        own = [("copies", layer.weights), ("activations", given if layer.trains else 0)]
+        back = max(made + 2 * layer.weights, (2 * made + given) * layer.trains)
         return self.tape.op(
             [self.size(layer.outputs)],
             [x],
-            own=own,
-            during=given,
+            own=[("activations", given if layer.trains else 0)],
+            during=given + layer.weights,
             slopes=[self.size(layer.inputs)],
-            back=2 * made + layer.weights,
+            back=back,
             gradients=[self.learn(layer.weights * WIDE, layer.weights * self.item)] if layer.trains else (),
         )[0]
 

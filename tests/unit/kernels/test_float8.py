@@ -1,56 +1,92 @@
 """8-bit products against their definition, on the CPU's own 8-bit product, forward and both gradients."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels import compiled
+from glm_accelerate.kernels import compiled, float8
 from glm_accelerate.kernels.float8 import (
-    BACKWARD,
-    FORWARD,
+    E4M3,
     eight,
     float8_linear,
     missing,
     product,
     product_reference,
-    rounded,
+    rounded_columns,
+    rounded_rows,
 )
 
-# Half of the distance between neighbours, as a share of a number: 3 and 2 bits behind the point.
-ROUNDING = {FORWARD: 2.0**-4, BACKWARD: 2.0**-3}
+ROUNDING = 2.0**-4  # half of the distance between neighbours, as a share of a number: 3 bits behind the point
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", [FORWARD, BACKWARD])
+@pytest.mark.parametrize(("each", "along"), [("row", 1), ("column", 0)])
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
-def test_a_tensor_comes_back_within_its_digits(dtype: torch.dtype, size: float) -> None:
+def test_each_row_or_column_comes_back_within_its_digits(
+    each: Literal["row", "column"], along: int, size: float
+) -> None:
     x = drawn(65, 33) * size
-    made = eight(x, dtype)
+    x[3] *= 1e-6  # of which one scale for all would leave nothing
+    made = eight(x, each)
+    assert made.number.dtype == E4M3
     back = made.number.float() * made.scale
-    assert made.number.dtype == dtype
-    assert back.abs().max().item() == pytest.approx(x.abs().max().item(), rel=1e-6)  # the largest is exact
-    large = x.abs() > x.abs().max() * 1e-3  # smaller ones have fewer digits
-    assert ((back - x).abs() <= ROUNDING[dtype] * x.abs() * 1.001)[large].all()
+    top = x.abs().amax(along, keepdim=True)
+    assert torch.allclose(back.abs().amax(along, keepdim=True), top, rtol=1e-6)  # the largest is exact
+    large = x.abs() > top * 1e-3  # smaller ones have fewer digits
+    assert ((back - x).abs() <= ROUNDING * x.abs() * 1.001)[large].all()
 
 
 def test_zeros_and_what_is_not_finite() -> None:
-    zeros = eight(torch.zeros(16, 16), FORWARD)
+    zeros = eight(torch.zeros(16, 16), "row")
     assert not zeros.number.float().any()
-    assert zeros.scale > 0
+    assert (zeros.scale > 0).all()
     spoilt = drawn(16, 16)
     spoilt[3, 4] = float("inf")
     out = float8_linear(spoilt, drawn(16, 16), None, simulated=True)
-    assert not out.isfinite().all()  # an overflow is not hidden
+    assert not out[3].isfinite().all()  # an overflow is not hidden
+    assert out[:3].isfinite().all()  # and stays where it is
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_token_does_not_depend_on_its_neighbours(simulated: bool) -> None:
+    """Neither what it becomes nor its gradient: documents share a pass."""
+    weight = drawn(32, 48, seed=1)
+    found: list[tuple[Tensor, Tensor]] = []
+    for scale in (1.0, 1000.0):
+        x, slope = drawn(16, 48), drawn(16, 32, seed=2)
+        x[:8] *= scale
+        slope[:8] *= scale
+        x.requires_grad_()
+        out = float8_linear(x, weight, None, simulated=simulated)
+        (grad,) = torch.autograd.grad(out, x, slope)
+        found.append((out.detach(), grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one[8:], other[8:])
+        assert not torch.equal(one[:8], other[:8])
 
 
 @pytest.mark.parametrize(("S", "I", "O"), [(16, 32, 48), (5, 16, 16), (33, 48, 32), (1, 64, 16)])
-def test_the_product_is_that_of_the_reference(S: int, I: int, O: int) -> None:
-    left, right = eight(drawn(S, I), FORWARD), eight(drawn(O, I, seed=1), FORWARD)
-    found, expected = (f(left, right.T, torch.float32) for f in (product, product_reference))
-    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_is_that_of_the_reference(S: int, I: int, O: int, dtype: torch.dtype) -> None:
+    left, right = eight(drawn(S, I), "row"), eight(drawn(O, I, seed=1), "row").T
+    found, expected = (f(left, right, dtype).float() for f in (product, product_reference))
+    tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    assert torch.allclose(found, expected, rtol=tolerance, atol=1e-5)
+
+
+def test_a_product_with_a_scale_for_each_row_is_called_as_torch_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's own 8-bit product on the CPU checks types and shapes, and takes such scales too."""
+    monkeypatch.setattr(float8, "_scales_by_row", lambda device: True)
+    left, right = eight(drawn(33, 48), "row"), eight(drawn(32, 48, seed=1), "row").T
+    found, expected = (f(left, right, torch.bfloat16).float() for f in (product, product_reference))
+    assert torch.allclose(found, expected, rtol=2 * torch.finfo(torch.bfloat16).eps, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [(32,), (3, 7), (1, 1)])
@@ -90,7 +126,7 @@ def test_a_frozen_weight_keeps_no_activations() -> None:
     x, weight = drawn(8, 32).requires_grad_(), drawn(16, 32)
     out = float8_linear(x, weight, None, simulated=True)
     kept = out.grad_fn.saved_tensors  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-    assert sum(each.nbytes for each in kept if each.dtype == FORWARD and each.shape != weight.shape) == 0
+    assert [each.data_ptr() for each in kept] == [weight.data_ptr()]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU lacks")
@@ -101,12 +137,13 @@ def test_what_is_missing_is_said() -> None:
 @pytest.mark.skipif(bool(compiled.missing("cpu")), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_compiled_rounding_is_the_same() -> None:
-    """As a GPU does it, for any length, with one compilation for each type of numbers."""
+    """As a GPU does it, for matrices of any size, with few compilations."""
     before = compiled.compilations()
-    for length in (640, 17, 4099):
-        flat = drawn(length).bfloat16()
-        number, scale = compiled.run(rounded, flat, FORWARD, lengths={0: (0,)})
-        expected, expected_scale = rounded(flat, FORWARD)
-        assert scale == expected_scale
-        assert torch.equal(number.view(torch.uint8), expected.view(torch.uint8))
-    assert compiled.compilations() - before == 1
+    for rows, columns in ((64, 10), (17, 48), (409, 33)):
+        x = drawn(rows, columns).bfloat16()
+        for body in (rounded_rows, rounded_columns):
+            number, scale = compiled.run(body, x, lengths={0: (0, 1)})
+            expected, expected_scale = body(x)
+            assert torch.equal(scale, expected_scale)
+            assert torch.equal(number.view(torch.uint8), expected.view(torch.uint8))
+    assert compiled.compilations() - before == 2

@@ -13,6 +13,7 @@ from glm_accelerate.models.adapt.lora import LoraLinear
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import Float8Linear, Float8LoraLinear, float8_products
 from glm_accelerate.models.weights import load_model
+from glm_accelerate.prove.isolation import prove_isolation
 
 
 def made(directory: Path, method: str, simulated: bool | None) -> Decoder:
@@ -45,6 +46,13 @@ def test_close_to_float32_and_the_simulated_form_is_the_real_one(
         assert apart(real[name], simulated[name]) < 0.02, name  # a last bit may round to another number
         assert 0 < apart(real[name], plain[name]) < 0.6, name
     assert apart(real["out"], plain["out"]) < 0.2
+
+
+def test_documents_in_one_pass_do_not_see_each_other(make_model: Callable[..., Path]) -> None:
+    """As every start proves it."""
+    model = made(make_model("glm4", hidden_size=64, intermediate_size=96), "lora", True)
+    proof = prove_isolation(model)
+    assert proof.ok, proof.said
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
