@@ -8,7 +8,7 @@ import torch
 from glm_accelerate.kernels.attention_path import BY_DOCUMENT, Facts, attention_path
 
 # eager: PyTorch's operators with an own backward pass. compiled: one loop each way, made by torch.compile.
-# triton: one kernel each way. native: our own C++, for bfloat16 on CPUs that multiply it in tiles.
+# triton: one kernel each way. native: our own C++, for bfloat16 on CPUs that multiply it in hardware.
 Form = Literal["eager", "compiled", "triton", "native"]
 NAMES: dict[Form, str] = {
     "eager": "PyTorch, own backward",
@@ -103,7 +103,7 @@ def _attention_choices(facts: Facts, work: Work, rotary: Choice) -> list[Choice]
         path, why = attention_path(facts, work.dtype, work.head_width, work.training, work.prefix)
         return [rotary, Choice("attention", path, why)]
     if work.native is None and not work.prefix:
-        path = "own C++ in bfloat16 tiles, rotary positions with it"
+        path = "own C++ in bfloat16, rotary positions with it"
         return [Choice("attention", path, "a document's scores stay in cache")]
     name = str(work.dtype).removeprefix("torch.")
     if attention_dtype(torch.device("cpu"), work.dtype, 1) != work.dtype:

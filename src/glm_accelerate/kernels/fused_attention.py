@@ -1,5 +1,5 @@
-"""Rotary positions and causal attention of packed documents on a CPU with bfloat16 tiles, one operator each
-way (native/attention.cpp): a document's scores stay in cache, and nothing of them is kept.
+"""Rotary positions and causal attention of packed documents on a CPU with bfloat16 products, one operator
+each way (native/attention.cpp): a document's scores stay in cache, and nothing of them is kept.
 """
 
 # Letters: S tokens in all, N query heads, K key/value heads, D head width, H pairs of dimensions that turn.

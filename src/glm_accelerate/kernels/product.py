@@ -1,4 +1,4 @@
-"""x W^T + b. `native`: on a CPU with bfloat16 tiles, where PyTorch leaves narrow products to one thread, the
+"""x W^T + b. `native`: on a CPU with bfloat16 products, where PyTorch leaves narrow ones to one thread, the
 rows are shared out over all (native/product.cpp). S rows, I inputs, O outputs.
 """
 

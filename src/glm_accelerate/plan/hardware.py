@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 
 from glm_accelerate.runtime.env import control_groups, cores
+from glm_accelerate.runtime.processor import CPUINFO, has_bfloat16
 
-CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 # What a control group calls its limit, what is used of it, and what of that is given up when others want it:
@@ -52,7 +52,7 @@ def detect() -> Hardware:
             host,
             free,
             *common,
-            "bf16" in _cpu_flags(),
+            has_bfloat16(),
             *versions,
             torch.get_num_threads(),
         )
@@ -105,15 +105,6 @@ def _idle(file: Path, name: str) -> int:
     """Bytes of files that a group has read and that its memory keeps only as long as there is room."""
     found = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
     return int(found[1]) if found else 0
-
-
-def _cpu_flags() -> set[str]:
-    """What the CPU can do; `bf16` stands for any of its bfloat16 products (AVX-512, AMX, ARM)."""
-    text = CPUINFO.read_text() if CPUINFO.is_file() else ""
-    flags = set(
-        re.findall(r"[a-z0-9_]+", "".join(re.findall(r"^(?:flags|Features)\s*:.*$", text, re.MULTILINE)))
-    )
-    return flags | {"bf16"} if flags & {"avx512_bf16", "amx_bf16", "bf16", "svebf16"} else flags
 
 
 def _cpu_name() -> str:

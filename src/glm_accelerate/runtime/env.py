@@ -154,6 +154,12 @@ def compiler() -> str | None:
     return os.environ.get("CXX") or None
 
 
+def processor_limits() -> tuple[str, str]:
+    """What oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) are told to use of the processor."""
+    products = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
+    return products.upper(), os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
+
+
 def _quota(file: Path, otherwise: int) -> int:
     """Cores by a `cpu.max` file ("200000 100000": two; "max 100000": no limit)."""
     if not file.is_file():

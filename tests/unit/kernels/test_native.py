@@ -268,7 +268,7 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert build.lacking() in (
         "no C++ compiler (no-such-compiler)",
-        "no bfloat16 tiles (AMX) in this processor",
+        "no bfloat16 products (AVX-512 BF16 or AMX) in this processor",
     )
 
 

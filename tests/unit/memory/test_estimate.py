@@ -63,7 +63,7 @@ def test_predicted_is_measured(name: str, tmp_path: Path) -> None:
     assert estimate(job).allocated == pytest.approx(measure(job, tmp_path), rel=0.05)
 
 
-@pytest.mark.skipif(lacking() is not None, reason="no bfloat16 tiles or no compiler")
+@pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 @pytest.mark.parametrize("name", list(NATIVE))
 def test_predicted_is_measured_with_our_own_operators(name: str, tmp_path: Path) -> None:
     job = NATIVE[name]

@@ -1,4 +1,4 @@
-// Rotary positions and causal attention of packed documents, forward and backward, in bfloat16 products (AMX).
+// Rotary positions and causal attention of packed documents, forward and backward, in bfloat16 products (AMX or AVX-512).
 //
 // One task is one document and one key/value head: nothing is shared between tasks, so the result does not
 // depend on how threads take them. Inside a task queries go in blocks of R rows (T tokens x G heads that share
@@ -385,14 +385,37 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
   return {dq, dk, dv};
 }
 
-bool bound() { return at::native::cpublas::could_pack(at::kBFloat16); }
+// Whether this torch multiplies packed bfloat16 on this processor: asked by doing it, with numbers that are exact.
+bool multiplies() {
+  constexpr int64_t N = 32;
+  std::vector<uint16_t> a(N * N), b(N * N), packed(N * N);
+  std::vector<float> c(N * N);
+  for (int64_t i = 0; i < N * N; ++i) {
+    a[i] = narrow(static_cast<float>(i % 7 - 3));
+    b[i] = narrow(static_cast<float>(i % 5 - 2));
+  }
+  pack_rows(b.data(), N, N, packed.data());
+  try {
+    product(N, N, N, {a.data(), N}, {packed.data(), N}, c.data(), N, false);
+    at::native::cpublas::brgemm_release(true);
+  } catch (const std::exception&) {
+    return false;
+  }
+  for (int64_t i = 0; i < N; ++i)
+    for (int64_t j = 0; j < N; ++j) {
+      float expected = 0;
+      for (int64_t k = 0; k < N; ++k) expected += wide(a[i * N + k]) * wide(b[k * N + j]);
+      if (c[i * N + j] != expected) return false;
+    }
+  return true;
+}
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor turns, int[] lengths) -> (Tensor, Tensor)");
   library.def(
       "attention_backward(Tensor slope, Tensor q, Tensor k, Tensor v, Tensor turns, Tensor out, Tensor norm, "
       "int[] lengths) -> (Tensor, Tensor, Tensor)");
-  library.def("has_tiles() -> bool", bound);
+  library.def("multiplies() -> bool", multiplies);
 }
 
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {

@@ -1,6 +1,7 @@
 """Our CPU operators in C++, compiled once for this machine and kept in the user's cache.
 
-They need a compiler and a processor with tiles for bfloat16 (AMX); without either, PyTorch's operators run.
+They need a compiler and a processor that multiplies bfloat16 (AVX-512 BF16 or AMX); without either, PyTorch's
+operators run.
 """
 
 import hashlib
@@ -14,20 +15,19 @@ from pathlib import Path
 import torch
 
 from glm_accelerate.runtime import env
+from glm_accelerate.runtime.processor import CPUINFO, processor_flags
 
 UNIT = "library.cpp"  # includes the others
 FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math"),
     *("-std=gnu++20", "-fPIC", "-shared", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-Wno-psabi"),
 )
-PROCESSOR = Path("/proc/cpuinfo")
 
 
 def lacking() -> str | None:
     """What this machine has not got to build and run them, or None. Compiles nothing."""
-    flags = next((line for line in _processor() if line.startswith("flags")), "")
-    if "amx_bf16" not in flags.split():
-        return "no bfloat16 tiles (AMX) in this processor"
+    if not {"amx_bf16", "avx512_bf16"} & processor_flags():
+        return "no bfloat16 products (AVX-512 BF16 or AMX) in this processor"
     name = env.compiler() or "g++"
     return None if shutil.which(name) else f"no C++ compiler ({name})"
 
@@ -48,14 +48,14 @@ def load() -> str | None:
         if failed is not None:
             return failed
     torch.ops.load_library(str(library))
-    return None if torch.ops.glm_accelerate.has_tiles() else "this torch makes no products with tiles"
+    return None if torch.ops.glm_accelerate.multiplies() else "this torch multiplies no packed bfloat16 here"
 
 
 def _processor() -> list[str]:
     """What is the same for every core: a library is only used on the kind that it was made for."""
-    if not PROCESSOR.is_file():
+    if not CPUINFO.is_file():
         return []
-    lines = PROCESSOR.read_text().split("\n\n")[0].splitlines()
+    lines = CPUINFO.read_text().split("\n\n")[0].splitlines()
     return [line for line in lines if line.startswith(("model", "flags", "cpu family", "stepping"))]
 
 
