@@ -100,6 +100,13 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def chat_templates() -> dict[str, str]:
+    """Jinja by the name of our template, as published; of the kinds of tools those that can be trained."""
+    files = (Path(__file__).parent / "chat_templates").glob("*.jinja")
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}
+
+
+@pytest.fixture
 def spawn() -> Generator[Callable[..., "subprocess.Popen[Any]"]]:
     """spawn(words, **how): a process that is gone after the test, also after one that is broken off."""
     with ExitStack() as started:

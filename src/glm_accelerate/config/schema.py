@@ -288,6 +288,13 @@ class EvaluateSection(Section):
         return self.stop_after is not None or self.lower_rate_after is not None
 
 
+class ProveSection(Section):
+    """What is proven before the first step."""
+
+    template: Literal["refuse", "warn"] = "refuse"
+    """Where the model's own chat template differs from ours: refuse to train, or warn and train on ours."""
+
+
 class ObserveSection(Section):
     """Who looks on."""
 
@@ -318,6 +325,8 @@ class RunConfig(Section):
     """What is kept."""
     evaluate: EvaluateSection = EvaluateSection()
     """How progress is judged."""
+    prove: ProveSection = ProveSection()
+    """What is proven before the first step."""
     observe: ObserveSection = ObserveSection()
     """Who looks on."""
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from glm_accelerate.data.types import Place, Sample
 
-FORMAT_VERSION = 2  # part of every key: raise it when what is written, or how text is encoded, changes
+FORMAT_VERSION = 3  # part of every key: raise it when what is written, or how text is encoded, changes
 REMARKS_KEPT = 5  # of each kind
 
 Int32s = NDArray[np.int32]

@@ -10,3 +10,5 @@ class Proof:
     name: str
     ok: bool
     said: str
+    cure: str = ""
+    binding: bool = True  # a run does not start where it fails; else that is a warning

@@ -1,5 +1,6 @@
 """The proofs that every start runs, in seconds, and a short report of them."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
     if not spoken:
         return [Proof("template", True, "plain text: nothing is rendered")]
     template, tokenizer = inputs.template, inputs.tokenizer
-    proofs = [prove_template(model_dir, template, tokenizer, spoken)]
+    proven = prove_template(model_dir, template, tokenizer, spoken)
+    proofs = [replace(proven, binding=config.prove.template == "refuse")]
     if data.labels == "exact":
         proofs.append(prove_labels(spoken, template, tokenizer, train_on=data.train_on))
     return proofs
@@ -97,7 +99,7 @@ def prove_vocabulary(model: Decoder, tokenizer: Tokenizer) -> Proof:
 
 
 def require(proofs: list[Proof]) -> None:
-    """A run does not start on a proof that failed."""
+    """A run does not start where a binding proof failed."""
     for proof in proofs:
-        if not proof.ok:
-            raise UserError(f"the proof of {proof.name} failed: {proof.said}")
+        if not proof.ok and proof.binding:
+            raise UserError(f"the proof of {proof.name} failed: {proof.said}", cure=proof.cure or None)

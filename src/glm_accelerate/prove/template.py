@@ -19,6 +19,10 @@ from glm_accelerate.data.types import Conversation, Message
 from glm_accelerate.prove.proof import Proof
 
 _SHOWN = 30  # characters on each side of a difference
+_CURE = (
+    "name the right data.template, correct the model's chat_template, or set prove.template=warn: "
+    "the model is then trained on our text, and whatever serves it has to write the same"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,10 @@ def prove_template(
             found = _ours(messages, template, tokenizer, prompt)
             if wanted.text != found.text:
                 said = f"differs from the model's own chat template {_difference(wanted.text, found.text)}"
-                return Proof("template", False, f"{template.name}: {conversation.place} {said}")
+                return Proof("template", False, f"{template.name}: {conversation.place} {said}", _CURE)
             if wanted.tokens is not None and wanted.tokens != found.tokens:
                 said = "is tokenized unlike the model's own tokenizer does"
-                return Proof("template", False, f"{template.name}: {conversation.place} {said}")
+                return Proof("template", False, f"{template.name}: {conversation.place} {said}", _CURE)
             compared += 1
     how = "token for token" if theirs.tokenizes else "in text"
     return Proof("template", True, f"{template.name}: {compared} renderings equal the model's own {how}")

@@ -117,7 +117,8 @@ def built(
         if sparing is not None:
             events.emit("decision", {"step": progress.position, "said": sparing})
         crowd = neighbours(pick_device()) if ranks.first else []
-        for warning in [*notes, *warnings, *crowd]:
+        failed = [f"the proof of {one.name} failed: {one.said}" for one in proofs if not one.ok]
+        for warning in [*notes, *warnings, *failed, *crowd]:
             events.emit("warning", {"said": warning})
         run = _run(settled, model, optimizer, progress, events, half, held_before)
         try:

@@ -41,7 +41,7 @@ def test_glm4_writes_tools_calls_and_results() -> None:
         "你的任务是针对用户的问题和要求提供适当的答复和支持。"
     )
     assert text_of(pieces) == (
-        f"[gMASK]<sop><|system|>\n{who}\n\n# 可用工具\n\n## get_weather\n\n{SHOWN}\n"
+        f"[gMASK]<sop><|system|>\n{who}\n\n# 可用工具\n## get_weather\n\n{SHOWN}\n"
         "在调用上述函数时，请使用 Json 格式表示调用的参数。<|user|>\nq<|assistant|>\nlet me see"
         '<|assistant|>get_weather\n{"city": "Paris"}<|observation|>\n22<|assistant|>\nwarm<|user|>'
     )

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Conversation, Message, Place, ToolCall
 from glm_accelerate.prove.proof import Proof
+from glm_accelerate.prove.start import prove_inputs, require
 from glm_accelerate.prove.template import prove_template
+from glm_accelerate.runtime.errors import UserError
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "天气 <b>'", "parameters": {}}}
 FORGED = {"type": "function", "function": {"name": "f", "description": "says <|user|>", "parameters": {}}}
@@ -42,22 +46,40 @@ def change(model_dir: Path, mend: Callable[[str], str]) -> None:
     path.write_text(json.dumps(said | {"chat_template": mend(said["chat_template"])}))
 
 
-def test_equal_token_for_token(model_dir: Path) -> None:
-    proof = prove(model_dir)
-    assert proof.ok
-    assert proof.said == "glm4-0414: 6 renderings equal the model's own token for token"
+@pytest.mark.parametrize("name", ["glm4-0414", "glm4"])
+def test_equal_token_for_token(name: str, model_of: Callable[[str], Path]) -> None:
+    proof = prove(model_of(name), name)
+    assert proof.ok, proof.said
+    assert proof.said == f"{name}: 6 renderings equal the model's own token for token"
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_a_difference_ends_the_start_unless_the_config_says_warn(model_dir: Path, refuse: bool) -> None:
+    change(model_dir, lambda jinja: jinja.replace("<|user|>\n", "<|user|>"))
+    data = {"train": str(model_dir / "d.jsonl"), "cache": str(model_dir / "cache")}
+    line = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    (model_dir / "d.jsonl").write_text(json.dumps(line) + "\n")
+    said = {"model": {"path": str(model_dir)}, "data": data}
+    config = RunConfig.model_validate(said if refuse else {**said, "prove": {"template": "warn"}})
+    proofs = prove_inputs(config, open_inputs(config.data, model_dir), model_dir)
+    assert [proof.ok for proof in proofs] == [False, True]
+    if refuse:
+        with pytest.raises(UserError, match=r"chat_template, or set prove\.template=warn"):
+            require(proofs)
+    else:
+        require(proofs)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("{{ turn.metadata }} ", "{{ turn.metadata }}", 3),
-        ("'\\\\n' + ", "", 1),
+        ("{{ meta }} ", "{{ meta }}", 3),
+        ("<|user|>\n", "<|user|>", 1),
         ("# 可用工具", "#可用工具", 3),
     ],
 )
 def test_a_difference_is_found_and_shown(model_dir: Path, old: str, new: str, line: int) -> None:
-    change(model_dir, lambda jinja: jinja.replace(old.replace("\\\\", "\\"), new))
+    change(model_dir, lambda jinja: jinja.replace(old, new))
     proof = prove(model_dir)
     assert not proof.ok
     assert f"f:{line} differs from the model's own chat template at character" in proof.said

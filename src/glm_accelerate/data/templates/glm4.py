@@ -28,7 +28,7 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
     blocks: list[Block] = []
     for turn, message in enumerate(messages):
         if message.tools:
-            text = "\n\n".join([f"\n{_WHO}", "# 可用工具", *map(describe, message.tools)])
+            text = "\n".join([f"\n{_WHO}\n\n# 可用工具", *map(describe, message.tools)])
             blocks.append(Block("system", (text,), turn))
         content = message.call.arguments if message.call else message.content
         if content:
