@@ -20,7 +20,7 @@ import torch
 from glm_accelerate.evaluate.exam import Examiner
 from glm_accelerate.evaluate.worker import Following, all_count, follow
 from glm_accelerate.parallel.ranks import ALONE, Ranks, joined
-from glm_accelerate.runtime.device import keep_freed_memory
+from glm_accelerate.runtime.device import keep_freed_memory, take_device
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.orphan import end_with_parent
 from glm_accelerate.runtime.stopped import STOPPED
@@ -116,8 +116,7 @@ def _cores(said: str) -> set[int]:
 
 def _serve(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
-    if args.device.startswith("cuda:"):  # no word of ours to another card
-        torch.cuda.set_device(args.device)
+    take_device(args.device)
     keep_freed_memory()
     parent = Parent(args.threads) if args.child else None
     if parent is not None:

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import torch
 
+from glm_accelerate.kernels.triton_here import no_triton
+
 VARLEN, FLASH, FLEX, BY_DOCUMENT = "torch varlen", "flash-attn", "FlexAttention", "by document"
 HALF = (torch.bfloat16, torch.float16)
 
@@ -18,7 +20,8 @@ class Facts:
     capability: tuple[int, int] = (0, 0)
     torch_flash: bool = False  # torch was built with flash attention
     flash_attn: bool = False  # the package is installed
-    triton: bool = False
+    triton: bool = False  # its kernels run here
+    no_triton: str = "Triton is missing (pip install triton)"  # why they do not
 
 
 @cache
@@ -26,12 +29,14 @@ def facts_of(device: torch.device) -> Facts:
     """Looked up once a process."""
     if device.type != "cuda":
         return Facts(device.type)
+    lack = no_triton()
     return Facts(
         "cuda",
         torch.cuda.get_device_capability(device),
         torch.backends.cuda.is_flash_attention_available(),
         find_spec("flash_attn") is not None,
-        find_spec("triton") is not None,
+        lack is None,
+        " ".join((lack[0], f"({lack[1]})" if lack[1] else "")).strip() if lack else "",
     )
 
 

@@ -56,7 +56,7 @@ def choose_form(
     if compiled:
         return "compiled", "one loop each way"
     if facts.device == "cuda":
-        return "eager", "SLOW: Triton would save most passes over memory, and is missing (pip install triton)"
+        return "eager", f"SLOW: Triton would save most passes over memory. {facts.no_triton}"
     return "eager", "runs on every device, keeps little"
 
 

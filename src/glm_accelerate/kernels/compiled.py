@@ -7,12 +7,12 @@ compiled again when a step is longer or shorter than the one before.
 import shutil
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from glm_accelerate.kernels.triton_here import no_triton
 from glm_accelerate.runtime import env
 
 
@@ -44,4 +44,5 @@ def missing(device: str) -> str | None:
     if device == "cpu":
         name = env.compiler() or "g++"
         return None if shutil.which(name) else f"no C++ compiler ({name})"
-    return None if find_spec("triton") else "no triton"
+    lack = no_triton()
+    return lack[0] if lack else None

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from glm_accelerate.memory.stream import Copy, Lane, Window
+from glm_accelerate.runtime.device import resolved
 
 LEAST = 2**20  # bytes below which moving is not worth its start
 ROOM = 2**28  # bytes
@@ -31,6 +32,7 @@ def offload_activations(
     `room`: so many bytes, or one tensor, may be on their way out, and as many on their way back. The last
     ones to leave are the first to be needed: they never go.
     """
+    device = resolved(device)
     tape = _Tape(model, device, least, room, lane or Lane(device))
     with saved_tensors_hooks(tape.pack, tape.unpack):
         yield

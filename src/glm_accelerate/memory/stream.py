@@ -22,7 +22,7 @@ class Copy:
     def wait(self) -> Tensor:
         """What the current stream does from here on finds the result whole. The program goes on."""
         if self.event is not None:
-            self.event.wait()
+            self.event.wait(torch.cuda.current_stream(self.event.device))
         return self.result
 
     def finish(self) -> Tensor:

@@ -20,6 +20,7 @@ from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES, Family, family_of
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -58,8 +59,10 @@ def load_model(
     """A model with the weights of a Hugging Face directory, in `dtype` (default: as in the files).
 
     `quantized`: linear layers are packed one by one as they are read.
+    `device`, if it is a GPU, is the process's current one from here on.
     On the device `meta` it is checked against its files and has no weights; `part_reader` reads them later.
     """
+    place = take_device(device or "cpu")
     directory = locate(str(path))
     family, sizes, config = read_config(directory)
     with torch.device("meta"):
@@ -82,7 +85,7 @@ def load_model(
             raise UserError(
                 f"{name} is {list(tensor.shape)}, config.json says {list(wanted[ours].shape)}", where=file
             )
-        _place(model, ours, tensor, dtype, device or "cpu")
+        _place(model, ours, tensor, dtype, place)
     if theirs or strange:
         raise UserError(
             _mismatch(list(theirs), strange), where=directory, cure="config.json and weights disagree"

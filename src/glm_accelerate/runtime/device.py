@@ -22,6 +22,19 @@ def pick_device() -> torch.device:
     )
 
 
+def take_device(device: torch.device | str) -> torch.device:
+    """The one that this process works on from here: Triton's kernels and streams go to the current GPU."""
+    device = torch.device(device)
+    if device.type == "cuda" and str(device) != "cuda":
+        torch.cuda.set_device(device)
+    return resolved(device)
+
+
+def resolved(device: torch.device) -> torch.device:
+    """As its tensors name it: `cuda` with the number of the current GPU. They do not compare as equal."""
+    return torch.empty(0, device=device).device
+
+
 def keep_freed_memory() -> None:
     """Memory that a step gives back is there for the next one. As shipped glibc returns it to the system,
     which clears thousands of pages a step anew: a tenth of a small model's time. The peak is the same.

@@ -149,6 +149,11 @@ def signs_folder() -> Path | None:
     return Path(said) if said else None
 
 
+def c_compiler() -> str | None:
+    """The C compiler that CC names, if it is set."""
+    return os.environ.get("CC") or None
+
+
 def compiler() -> str | None:
     """The C++ compiler that CXX names, if it is set."""
     return os.environ.get("CXX") or None

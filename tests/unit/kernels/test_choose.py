@@ -32,6 +32,8 @@ def test_a_gpu_without_triton_says_so() -> None:
     for operator in ("norm", "norm, sum and norm", "swiglu", "rotary positions"):
         assert paths[operator].path.startswith("PyTorch")
         assert "pip install triton" in paths[operator].why
+    facts = Facts("cuda", (9, 0), torch_flash=True, no_triton="Triton needs a C compiler (gcc)")
+    assert "needs a C compiler" in choose_form(facts, torch.bfloat16, compiled=False)[1]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -183,3 +183,12 @@ def test_a_graph_may_be_walked_twice() -> None:
     loss.backward()
     twice = gradients(model)
     assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
+def test_a_device_by_another_name_is_the_same_device() -> None:
+    """`cuda` is `cuda:0` to its tensors, as `cpu:0` is `cpu`: what is saved there leaves all the same."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    lane = Watched()
+    with offload_activations(model, torch.device("cpu:0"), least=1, room=1, lane=lane):
+        model(torch.randn(8, 64, requires_grad=True)).sum()
+    assert lane.left

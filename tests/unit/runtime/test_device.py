@@ -1,17 +1,47 @@
+import argparse
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
+import pytest
 import torch
 
-from glm_accelerate.runtime.device import memory_in_use, pick_device, reset_peak
+from glm_accelerate.cli.evaluate import _device
+from glm_accelerate.models.weights import load_model
+from glm_accelerate.runtime.device import memory_in_use, pick_device, reset_peak, resolved, take_device
+from glm_accelerate.runtime.errors import UserError
 
 MIB = 1 << 20
+
+
+def evaluator(device: str) -> object:
+    return _device(argparse.Namespace(device=device, threads=None))
 
 
 def test_the_device_works() -> None:
     device = pick_device()
     assert torch.ones(2, device=device).sum().item() == 2
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="names a GPU that is not there")
+@pytest.mark.parametrize("opening", [take_device, partial(load_model, "somewhere"), evaluator])
+def test_whoever_takes_a_gpu_makes_it_the_current_one(
+    opening: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches on the current one, with the addresses of the other."""
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    with pytest.raises((RuntimeError, AssertionError, UserError)):  # none is here
+        opening(device="cuda:1")
+    assert taken == [torch.device("cuda:1")]
+
+
+def test_a_device_is_that_of_its_tensors() -> None:
+    named = torch.device("cpu:0")
+    assert torch.empty(1, device=named).device != named
+    assert torch.empty(1, device=named).device == resolved(named) == take_device("cpu:0")
 
 
 def test_peak_on_a_cpu_is_seen_after_the_memory_is_gone() -> None:
