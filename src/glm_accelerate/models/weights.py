@@ -24,6 +24,8 @@ from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
 
 INDEX = "model.safetensors.index.json"
+_AGAIN = "correct it, or download it again"
+_PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # numbers that need no scale
 
 
 def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
@@ -34,9 +36,9 @@ def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
     try:
         return family, family.read(config), config
     except KeyError as error:
-        raise UserError(f"key {error} is missing", where=path) from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"a size is not a number: {error}", where=path) from error
+        raise UserError(f"key {error} is missing", where=path, cure=_AGAIN) from error
+    except ValueError as error:
+        raise UserError(str(error), where=path, cure=_AGAIN) from error
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], Structure]:
@@ -81,6 +83,12 @@ def load_model(
                 strange.append(name)
             continue
         tensor = read()
+        if tensor.dtype not in _PLAIN:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            cure = "a quantised model has to be written as bfloat16 first; `adapt.base` packs it here"
+            raise UserError(
+                f"{name} is {kind}: float32, bfloat16 or float16 is expected", where=file, cure=cure
+            )
         if tensor.shape != wanted[ours].shape:
             raise UserError(
                 f"{name} is {list(tensor.shape)}, config.json says {list(wanted[ours].shape)}", where=file

@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from glm_accelerate.models.families.family import Family
+from glm_accelerate.models.families.family import (
+    MOST_LAYERS,
+    Family,
+    check_activation,
+    check_attention,
+    positive,
+    whole,
+)
 from glm_accelerate.models.sizes import Sizes
 
 
@@ -13,21 +20,29 @@ def read(config: Mapping[str, Any]) -> Sizes:
         raise ValueError("only models with RMSNorm and a final norm are supported")
     if config.get("apply_residual_connection_post_layernorm", False) or config.get("add_bias_linear", False):
         raise ValueError("this variant of ChatGLM (post-norm residuals or linear biases) is not supported")
-    heads, head_width = config["num_attention_heads"], config.get("kv_channels", 128)
+    check_activation(config)
+    heads, head_width = whole(config, "num_attention_heads"), whole(config, "kv_channels", 128)
     grouped = config.get("multi_query_attention", False)
+    kv_heads = whole(config, "multi_query_group_num", 1) if grouped else heads
+    check_attention(
+        ("num_attention_heads", heads),
+        ("multi_query_group_num", kv_heads),
+        ("kv_channels", head_width // 2),
+        head_width,
+    )
     return Sizes(
-        vocabulary=config["padded_vocab_size"],
-        width=config["hidden_size"],
-        mlp_width=config["ffn_hidden_size"],
-        layers=config["num_layers"],
+        vocabulary=whole(config, "padded_vocab_size"),
+        width=whole(config, "hidden_size"),
+        mlp_width=whole(config, "ffn_hidden_size"),
+        layers=whole(config, "num_layers", most=MOST_LAYERS),
         heads=heads,
-        kv_heads=config.get("multi_query_group_num", 1) if grouped else heads,
+        kv_heads=kv_heads,
         head_width=head_width,
-        norm_epsilon=config.get("layernorm_epsilon", 1e-5),
-        rope_theta=10000.0 * config.get("rope_ratio", 1),
+        norm_epsilon=positive(config, "layernorm_epsilon", 1e-5),
+        rope_theta=10000.0 * positive(config, "rope_ratio", 1),
         rope_width=head_width // 2,
         qkv_bias=bool(config.get("add_qkv_bias", False)),
-        max_positions=config.get("seq_length", 2048),
+        max_positions=whole(config, "seq_length", 2048),
         fused_qkv=True,
         tied=bool(config.get("tie_word_embeddings", False)),
     )

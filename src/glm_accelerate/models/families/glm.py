@@ -3,32 +3,50 @@
 from collections.abc import Mapping
 from typing import Any
 
-from glm_accelerate.models.families.family import Family
+from glm_accelerate.models.families.family import (
+    MOST_LAYERS,
+    Family,
+    check_activation,
+    check_attention,
+    positive,
+    whole,
+)
 from glm_accelerate.models.sizes import Sizes
 
 
 def read(config: Mapping[str, Any]) -> Sizes:
     """Both spellings of rotary settings: flat (transformers 4) and under rope_parameters (5)."""
     rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"rope_parameters is {rope!r}, which is not a mapping")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(f"rope_type {kind!r} is not supported yet; only default")
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    head_width = config.get("head_dim") or width // heads
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+    check_activation(config)
+    rotary = {**config, **rope}
+    heads, kv_heads = whole(config, "num_attention_heads"), whole(config, "num_key_value_heads")
+    width = whole(config, "hidden_size")
+    head_width = width // heads if config.get("head_dim") is None else whole(config, "head_dim")
+    rope_width = int(head_width * positive(rotary, "partial_rotary_factor", 0.5))
+    check_attention(
+        ("num_attention_heads", heads),
+        ("num_key_value_heads", kv_heads),
+        ("partial_rotary_factor", rope_width),
+        head_width,
+    )
     return Sizes(
-        vocabulary=config["vocab_size"],
+        vocabulary=whole(config, "vocab_size"),
         width=width,
-        mlp_width=config["intermediate_size"],
-        layers=config["num_hidden_layers"],
+        mlp_width=whole(config, "intermediate_size"),
+        layers=whole(config, "num_hidden_layers", most=MOST_LAYERS),
         heads=heads,
-        kv_heads=config["num_key_value_heads"],
+        kv_heads=kv_heads,
         head_width=head_width,
-        norm_epsilon=config["rms_norm_eps"],
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-        rope_width=int(head_width * share),
+        norm_epsilon=positive(config, "rms_norm_eps"),
+        rope_theta=positive(rotary, "rope_theta", 10000.0),
+        rope_width=rope_width,
         qkv_bias=bool(config.get("attention_bias", True)),
-        max_positions=config.get("max_position_embeddings", 131072),
+        max_positions=whole(config, "max_position_embeddings", 131072),
         tied=bool(config.get("tie_word_embeddings", False)),
     )
 
