@@ -244,9 +244,10 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> 
 
 def test_gradients_that_are_not_finite(tiny_run: Said, tmp_path: Path) -> None:
     """After an absurd step the loss overflows: no further one is applied, and the run stops at the limit."""
-    absurd = {"learning_rate": 1e30, "clip": 0.0, "warmup": 0.0}
+    said = config(tiny_run, train={"max_bad_steps": 3}, optim={"clip": 0.0, "warmup": 0.0})
+    absurd = said.optim.model_copy(update={"learning_rate": 1e30})  # as no config can say it
     with pytest.raises(UserError, match=r"not finite 3 steps in a row \(up to step 4\)"):
-        go(tiny_run, tmp_path / "run", train={"max_bad_steps": 3}, optim=absurd)
+        train(said.model_copy(update={"optim": absurd}), tmp_path / "run")
     events = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["kind"] == "step"]
     assert [event["applied"] for event in events] == [True, False, False, False]
     assert [event["loss"] for event in events[1:]] == [None] * 3

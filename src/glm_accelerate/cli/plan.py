@@ -50,9 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
     from glm_accelerate.plan import report
     from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
+    from glm_accelerate.plan.unusual import unusual
     from glm_accelerate.plan.weigh import advise, duration
 
-    plan, weighed = plan_and_weigh(config, ground_of(config, _hardware(args), args.gpus))
+    ground = ground_of(config, _hardware(args), args.gpus)
+    plan, weighed = plan_and_weigh(config, ground)
     taken = duration(weighed, args.tokens_per_second)
     advice = None if weighed.memory.fits else advise(weighed)
     if args.json:
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     report.show_plan(plan, console)
     report.show_memory(weighed.memory, console)
     report.show_duration(taken, args.gpus, args.price, console)
+    report.show_warnings(unusual(config, ground.sizes, int(ground.inputs.train.lengths.max())), console)
     if advice is not None:
         report.show_advice(advice, _command(args, advice.overrides or ()), console)
     return 0

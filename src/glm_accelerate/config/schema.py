@@ -105,7 +105,7 @@ class DataSection(Section):
     """Learn every assistant turn, or only the last."""
     labels: Literal["exact", "stock"] = "exact"
     """exact: all that the model has to produce; stock: as the stock script labels, to compare."""
-    max_tokens: int = Field(default=2048, ge=16)
+    max_tokens: int = Field(default=2048, ge=16, le=2**24)
     """No sample is longer than this."""
     overlong: Literal["truncate", "drop", "error"] = "truncate"
     """A longer one: shorten its prompt and keep the answer, leave it out, or stop."""
@@ -122,9 +122,9 @@ class DataSection(Section):
 class TrainSection(Section):
     """For how long."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=10**9)
     """Optimizer updates; or say `epochs`."""
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0, le=1e6)
     """Passes over the data; the default is one."""
     step_samples: int | None = Field(default=None, ge=1)
     """Samples in one optimizer update, over all devices; the default is 16. Or say `step_tokens`."""
@@ -164,7 +164,7 @@ class OptimSection(Section):
 
     name: Literal["adamw", "adamw8bit", "adafactor"] = "adamw"
     """adamw: two float32 moments a weight; adamw8bit: in 8 bits; adafactor: rows and columns only."""
-    learning_rate: float = Field(default=5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0, le=100)
     """The highest rate of the schedule."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of matrices; norms and biases never decay."""

@@ -16,6 +16,8 @@ from glm_accelerate.data.pack import Arrangement, widest_for
 from glm_accelerate.data.pipeline import Samples, arranged
 from glm_accelerate.data.types import IGNORED, Batch, Step
 
+MOST_LOOKED_AT = 20_000  # steps, but at least an epoch's: later epochs draw the same samples in other orders
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -34,6 +36,7 @@ class Largest:
     longest: int  # tokens of a document
     targets: int  # never fewer than in any pass
     several: bool  # whether some rank makes more than one pass in a step
+    looked_at: int  # the last step that was looked at
     passes: tuple[Pass, ...]
     shapes: tuple[Pass, ...] = ()  # one of each, from the largest down, if that was asked for
 
@@ -49,14 +52,16 @@ def find_largest(
     ranks: int = 1,
     shapes: int = 0,
 ) -> Largest:
-    """Over the steps after the first `position` ones up to `total`. `targets`: of each sample. `shapes`: one
-    pass of each shape is wanted, too, unless there are more.
+    """Over the steps after the first `position` ones up to `total`; of a very long run, over its first steps
+    and at least an epoch. `targets`: of each sample. `shapes`: one pass of each shape is wanted, too, unless
+    there are more.
 
     Rows are laid only where there may be news: for most steps a look at their lengths is enough.
     """
     found: dict[tuple[int, int], Pass] = {}  # by rows and width
     widest = length = targeted = 0
     longest, several = None, False
+    total = min(total, position + max(MOST_LOOKED_AT, 2 * len(order.epoch(0))))  # from within an epoch
     for number, _, drawn in order.steps_from(position):
         if number > total:
             break
@@ -78,7 +83,7 @@ def find_largest(
     with_longest = _holding(order, *longest, batching, micro_tokens, ranks)
     passes = (with_longest,) if with_longest.arrangement.area == widest else (down[0], with_longest)
     kept = tuple(down) if len(down) <= shapes else ()
-    return Largest(widest, length, min(targeted, widest), several, passes, kept)
+    return Largest(widest, length, min(targeted, widest), several, total, passes, kept)
 
 
 def largest_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from glm_accelerate.runtime.errors import UserError
 
+_MOST_COUNTED = 1000  # epochs
 _MOST_DRAWN = 1 << 28  # 2 GiB of sample numbers, and as much again to shuffle them
 
 Span = tuple[int, int, float]  # first sample, one past the last, weight
@@ -56,10 +57,10 @@ class Order:
             epoch += 1
 
     def steps_in(self, epochs: float) -> int:
-        """How many steps so many passes take."""
+        """How many steps so many passes take; steps of tokens are counted in the first epochs."""
         whole = int(epochs)
-        steps = sum(len(self.epoch(epoch)) for epoch in range(whole)) if self.step_tokens else 0
-        steps = steps or whole * len(self.epoch(0))
+        counted = min(whole, _MOST_COUNTED if self.step_tokens else 1)
+        steps = sum(len(self.epoch(epoch)) for epoch in range(counted)) * whole // max(1, counted)
         return max(1, steps + round((epochs - whole) * len(self.epoch(whole))))
 
     def _drawn(self, index: int, epoch: int) -> NDArray[np.int64]:

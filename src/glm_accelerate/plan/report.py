@@ -73,6 +73,12 @@ def show_duration(found: Duration, devices: int, price: float | None, console: C
         )
 
 
+def show_warnings(warnings: Sequence[str], console: Console) -> None:
+    """A line each."""
+    for said in warnings:
+        console.print(Text.assemble(("warning ", "bold yellow"), said), soft_wrap=True)
+
+
 def show_advice(advice: Advice, command: Sequence[str], console: Console) -> None:
     """The ladder, and the command that fits. `command`: what was typed, without the program's name."""
     console.print(Text(f"taken already: {', '.join(advice.taken)}", "dim"), soft_wrap=True)

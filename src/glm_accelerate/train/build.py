@@ -40,6 +40,7 @@ from glm_accelerate.parallel.reduce import spread
 from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.plan.unusual import unusual
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_inputs, prove_model, require
 from glm_accelerate.runtime import env
@@ -118,7 +119,8 @@ def built(
             events.emit("decision", {"step": progress.position, "said": sparing})
         crowd = neighbours(pick_device()) if ranks.first else []
         failed = [f"the proof of {one.name} failed: {one.said}" for one in proofs if not one.ok]
-        for warning in [*notes, *warnings, *failed, *crowd]:
+        odd = unusual(config, model.sizes, int(settled.inputs.train.lengths.max()))
+        for warning in [*notes, *warnings, *failed, *odd, *crowd]:
             events.emit("warning", {"said": warning})
         run = _run(settled, model, optimizer, progress, events, half, held_before)
         try:

@@ -72,7 +72,8 @@ def rehearsal(
 
     done = rehearse(passes, optimizer, through, device)
     free(model)
-    events.emit("decision", {"step": progress.position, "said": done.said})
+    of = f" (of steps up to {found.looked_at:,})" if found.looked_at < plan.steps else ""
+    events.emit("decision", {"step": progress.position, "said": f"{done.said}{of}"})
     ranks.doing.phase = "training"
 
 

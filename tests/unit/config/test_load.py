@@ -172,7 +172,7 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path, name: str) -> None
         "data": {"train": [name, {"path": "b", "weight": 0.1 + 0.2}], "dev": None},
         "optim": {"learning_rate": 1e-5, "betas": (0.9, 0.95), "epsilon": 1e-8},
         "adapt": {"targets": [name]},
-        "train": {"steps": 10**12},
+        "train": {"steps": 10**9, "seed": 10**12},
     }
     config = RunConfig.model_validate(values)
     text = to_yaml(config)

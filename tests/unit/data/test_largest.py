@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glm_accelerate.data.largest import Largest, find_largest, largest_steps, shape_steps
+from glm_accelerate.data.largest import MOST_LOOKED_AT, Largest, find_largest, largest_steps, shape_steps
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import ARRANGE, widest_for
 from glm_accelerate.data.pipeline import steps
@@ -133,3 +133,13 @@ def test_what_is_added_to_the_labels_is_only_where_nothing_was_learnt() -> None:
             places = np.concatenate([np.arange(a, b - 1) for a, b in pairwise(starts)])[learnt]
             following = np.concatenate([taken[index].tokens[1:] for index in row])[learnt]
             assert (batch.labels_RT[0, places] == following).all()
+
+
+def test_of_a_run_without_end_the_first_steps_are_looked_at() -> None:
+    samples = made(seed=1)
+    order = Order(samples.lengths, ((0, len(samples), 1.0),), 3, 7)
+    told = {"batching": "pack", "micro_tokens": 512, "position": 5}
+    found = find_largest(order, samples.targets, **told, total=10**9)
+    assert found.looked_at == 5 + MOST_LOOKED_AT
+    assert found.longest == samples.lengths.max()
+    assert find_largest(order, samples.targets, **told, total=50).looked_at == 50

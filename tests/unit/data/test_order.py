@@ -80,3 +80,11 @@ def test_parts_of_an_epoch() -> None:
 def test_weights_that_no_memory_holds_are_refused(weight: float) -> None:
     with pytest.raises(UserError, match=r"weights of data\.train make an epoch of .* samples \(lower them"):
         order(40, spans=((0, 3, 1.0), (3, 40, weight)))
+
+
+def test_steps_of_very_many_epochs_are_not_counted_one_by_one() -> None:
+    assert order().steps_in(1e6) == 8 * 10**6
+    by_tokens = order(step_samples=None, step_tokens=60)
+    counted = sum(len(by_tokens.epoch(epoch)) for epoch in range(1000))
+    assert by_tokens.steps_in(1000) == counted
+    assert by_tokens.steps_in(1e6) == counted * 1000

@@ -16,7 +16,7 @@ from glm_accelerate.models.sizes import Sizes
 
 def read(config: Mapping[str, Any]) -> Sizes:
     """Both spellings of rotary settings: flat (transformers 4) and under rope_parameters (5)."""
-    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"rope_parameters is {rope!r}, which is not a mapping")
     kind = rope.get("rope_type", rope.get("type", "default"))
