@@ -3,6 +3,7 @@ under way; one that fails is told by `outcomes` and leaves what was published be
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_accelerate.checkpoint.format import Kind, read_manifest
-from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
+from glm_accelerate.checkpoint.meeting import Meeting, Patience, SaveFailed
 from glm_accelerate.checkpoint.process import WriterEnded, WriterProcess
 from glm_accelerate.checkpoint.staging import Pieces, Staging, in_place, plan
 from glm_accelerate.checkpoint.write import Job, settle, write
@@ -48,6 +49,7 @@ class _Flight:
     """The save under way."""
 
     meeting: Meeting
+    patience: Patience
     began: float
     blocked: float
 
@@ -63,7 +65,7 @@ class Checkpointer:
         ranks: int = 1,
         codec: str = "none",
         run_id: str = "",
-        limit: float = 3600.0,  # seconds that a save may take
+        limit: float = 3600.0,  # seconds after which a save that writes nothing more is given up
         kind: Kind = "checkpoint",
     ) -> None:
         self._run, self._run_id = run, run_id
@@ -76,8 +78,9 @@ class Checkpointer:
         self._flight: _Flight | None = None
         self._ended: list[Outcome] = []
 
-    def stage(self, groups: Pieces) -> None:
+    def stage(self, groups: Pieces) -> str | None:
         """Make the copy's memory and start the writer. Without it every save is written in place.
+        Returns what the system refused, if the copy is slower for it.
 
         Only shapes and kinds count here, so what does not exist yet may be given as a tensor on `meta`.
         """
@@ -88,6 +91,7 @@ class Checkpointer:
         except OSError as error:
             raise UserError(f"no memory for a copy of the checkpoint's tensors: {error}") from error
         self._writer = WriterProcess(self._staging)
+        return self._staging.unlocked
 
     def busy(self) -> bool:
         """Whether a save is under way."""
@@ -106,7 +110,8 @@ class Checkpointer:
         self._staging.copy(save.groups)
         self._send(json.dumps(asdict(job), allow_nan=False).encode())
         blocked = time.perf_counter() - began
-        self._flight = _Flight(job.meeting, began, blocked)
+        patience = Patience(job.meeting.directory, self._limit + GRACE)
+        self._flight = _Flight(job.meeting, patience, began, blocked)
         while wait and self.busy():
             self._look(1.0)
         return time.perf_counter() - began if wait else blocked
@@ -117,11 +122,13 @@ class Checkpointer:
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self, limit: float) -> list[Outcome]:
-        """Wait for the save under way, but not longer than `limit` seconds, and let everything go."""
+    def close(self, limit: float = math.inf) -> list[Outcome]:
+        """Wait for the save under way as long as it advances, but not longer than `limit` seconds, and let
+        everything go.
+        """
         ends = time.monotonic() + limit
         while self.busy() and (left := ends - time.monotonic()) > 0:
-            self._look(left)
+            self._look(min(left, 1.0))
         if self._flight is not None:
             self._lose(f"not written {limit:g} s after the end")
         self._release()
@@ -167,16 +174,15 @@ class Checkpointer:
         flight = self._flight
         if flight is None or self._writer is None:
             return
-        left = flight.began + self._limit + GRACE - time.perf_counter()
         try:
-            said = self._writer.answer(max(0.0, min(seconds, left)))
+            said = self._writer.answer(seconds)
         except WriterEnded as ended:
             self._lose(f"the process that wrote it ended ({ended})")
             return
         if said is not None:
             self._land(said["bytes"], flight.blocked + said["seconds"], said["error"])
-        elif time.perf_counter() > flight.began + self._limit + GRACE:
-            self._lose(f"not written in {self._limit:g} s")
+        elif flight.patience.over():
+            self._lose(f"nothing more was written for {self._limit:g} s")
 
     def _lose(self, reason: str) -> None:
         """The writer did not finish and will not."""

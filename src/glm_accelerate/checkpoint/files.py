@@ -31,6 +31,7 @@ from glm_accelerate.runtime.env import cores
 ALIGN = 64  # payloads begin on a cache line
 MOST_THREADS = 4
 BLOCK = 32 << 20  # bytes, before compression
+SYNCED = 1 << 30  # bytes after which a file goes to disk: its growth then tells that the disk advances
 WIDEST = 10**15  # stands for offsets that are not known yet: more digits than any will have
 
 
@@ -137,6 +138,9 @@ def _write_file(
             if plain:
                 whole.update(ready.content)
             file.write(ready.content)
+            if (place + len(ready.content)) // SYNCED > place // SYNCED:
+                file.flush()
+                os.fsync(file.fileno())
             end = place + len(ready.content)
             spans[block.part.name].append(
                 Span(path.name, place, end, block.offset, block.shape, ready.sha256)

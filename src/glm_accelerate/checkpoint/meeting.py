@@ -25,6 +25,26 @@ class SaveFailed(UserError):
     """A checkpoint was not written. Those before it are untouched."""
 
 
+class Patience:
+    """How long to wait for a save: as long as what is written in its directory grows, and then `limit`
+    seconds. So a slow disk loses no save, and one that hangs ends.
+    """
+
+    def __init__(self, directory: Path, limit: float) -> None:
+        self._directory, self._limit = directory, limit
+        self._written, self._grew = 0, time.monotonic()
+        self._look = self._grew
+
+    def over(self) -> bool:
+        now = time.monotonic()
+        if now >= self._look:  # seldom: the directory may be on another machine
+            self._look = now + self._limit / 8
+            written = _bytes_in(self._directory)
+            if written != self._written:
+                self._written, self._grew = written, now
+        return now > self._grew + self._limit
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """One save, as this rank takes part in it."""
@@ -35,7 +55,7 @@ class Meeting:
     number: int  # of this job's saves: tells a second try at the same step from the first
     rank: int
     ranks: int
-    limit: float  # seconds to wait for other ranks
+    limit: float  # seconds to wait for other ranks, after anything was last written
     kind: Kind = "checkpoint"
 
     @property
@@ -124,14 +144,23 @@ class Meeting:
         return self.directory / f"rank-{rank}.failed"
 
     def _await(self, over: Callable[[], bool], late: Callable[[], str]) -> None:
-        """Look again and again until it is over, or time is."""
-        ends = time.monotonic() + self.limit
+        """Look again and again until it is over, or patience is."""
+        patience = Patience(self.directory, self.limit)
         pause = FIRST_LOOK
         while not over():
-            if time.monotonic() > ends:
+            if patience.over():
                 raise SaveFailed(f"{late()} in {self.limit:g} s")
             time.sleep(pause)
             pause = min(2 * pause, SLOWEST_LOOK)
+
+
+def _bytes_in(directory: Path) -> int:
+    """Of the files that lie there, as many as can be seen."""
+    written = 0
+    with contextlib.suppress(OSError):  # it is made later, or has just been published
+        for entry in os.scandir(directory):
+            written += entry.stat().st_size
+    return written
 
 
 def _remove(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """The memory into which a save copies the state, made and touched once, shared with the writer process.
 
-Fresh pages cost many times the copy itself, so none is left for the first save. On CUDA they are locked.
+Fresh pages cost many times the copy itself, so none is left for the first save. On CUDA they are locked, if
+the system lets them be.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -65,9 +67,9 @@ class Staging:
         os.ftruncate(self.data, self.bytes)
         self._flat = torch.frombuffer(mmap.mmap(self.data, self.bytes), dtype=torch.uint8)
         self._flat[:: mmap.PAGESIZE] = 0
-        self._locked = bool(self._devices)
-        if self._locked:
-            _lock(self._flat)
+        # Why its pages are not locked, where they should be.
+        self.unlocked = lock(self._flat, next(iter(self._devices))) if self._devices else None
+        self._locked = bool(self._devices) and self.unlocked is None
         self._views = [
             self._flat[part.begin : part.begin + part.bytes].view(tensor.dtype).view(tensor.shape)
             for part, tensor in planned
@@ -119,10 +121,15 @@ def _each(groups: Pieces) -> Iterator[tuple[str, str, Piece]]:
                 yield group, name, piece
 
 
-def _lock(memory: Tensor) -> None:
-    """Keep its pages in place, so that a GPU copies into them by itself."""
+def lock(memory: Tensor, device: torch.device) -> str | None:
+    """Keep its pages in place, so that a GPU copies into them by itself. Returns why the system refuses."""
     runtime: Any = torch.cuda.cudart()
-    torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)))
+    error = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if not int(error):
+        return None
+    with suppress(RuntimeError):  # CUDA keeps the error for the next kernel, which would raise it
+        torch.zeros(1, device=device)
+    return str(runtime.cudaGetErrorString(error))
 
 
 def _unlock(memory: Tensor) -> None:

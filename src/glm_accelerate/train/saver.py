@@ -3,6 +3,7 @@
 due -> save (one copy, training goes on) -> ... -> heed: published, or failed with a warning -> retain
 """
 
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +27,7 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.state import Pieces, Progress
 
-PATIENCE = 3600.0  # seconds that the end of a run waits for its last checkpoint
-MOMENT = 30.0  # ... and that an error does
+MOMENT = 30.0  # seconds that an error waits for what is being written
 AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come
 WEIGHED = 256e6  # bytes of a checkpoint from which on it is asked whether compressing it saves time
 SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to know
@@ -123,7 +123,7 @@ class Saver:
 
     def finish(self) -> None:
         """The end of the run: everything is on disk when this returns, or it raises."""
-        for outcome in self.checkpointer.close(PATIENCE):
+        for outcome in self.checkpointer.close():
             self._tell(outcome)
         position = self.progress.position
         if position in self._failed:
@@ -141,12 +141,19 @@ class Saver:
         every, left = self.section.every, self.last_step - self.progress.position
         if self.section.wait or left <= (1 if every == "auto" else every):
             return
-        _, free = host_memory()
-        if needed * 2 > free:
-            said = f"checkpoints stop training while they are written: a copy takes {needed / 1e9:.1f} GB"
+        _, free = host_memory()  # before any rank takes of it
+        here = [
+            size for node, size in self.ranks.gather([platform.node(), needed]) if node == platform.node()
+        ]
+        if sum(here) * 2 > free:
+            copies = "a copy takes" if len(here) == 1 else f"the copies of {len(here)} ranks take"
+            said = f"checkpoints stop training while they are written: {copies} {sum(here) / 1e9:.1f} GB"
             self.events.emit("warning", {"said": f"{said}, {free / 1e9:.1f} GB are free"})
             return
-        self.checkpointer.stage(pieces)
+        refused = self.checkpointer.stage(pieces)
+        if refused is not None:
+            said = f"the memory for checkpoints cannot be locked ({refused}): the copy takes longer"
+            self.events.emit("warning", {"said": said})
 
     def _weigh_codec(self, outcome: Outcome) -> None:
         """Whether compressing saves time here, from what the first checkpoint took and a sample."""

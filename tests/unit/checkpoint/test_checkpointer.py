@@ -17,7 +17,7 @@ import torch
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
 from glm_accelerate.checkpoint.format import Piece, read_manifest, verify
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.checkpoint.staging import Pieces
+from glm_accelerate.checkpoint.staging import Pieces, lock
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the writer in /proc")
 
@@ -198,11 +198,34 @@ def test_a_hung_writer_is_ended_at_the_limit(tmp_path: Path, monkeypatch: pytest
     os.kill(writer, signal.SIGSTOP)
     checkpointer.save(save(1, groups))
     began = time.monotonic()
-    assert ended(checkpointer).error == "not written in 0.5 s"
+    assert ended(checkpointer).error == "nothing more was written for 0.5 s"
     assert 0.3 < time.monotonic() - began < 5
     assert writers() == []
     checkpointer.save(save(2, groups), wait=True)
     assert [made.error for made in checkpointer.close(1)] == [None]
+
+
+def test_a_slow_writer_that_advances_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped whenever it has written something: all in all for longer than the limit."""
+    monkeypatch.setattr("glm_accelerate.checkpoint.checkpointer.GRACE", 0.0)
+    limit, stops = 5.0, 4
+    checkpointer = Checkpointer(tmp_path, limit=limit)
+    checkpointer.stage(groups := state(kilobytes=64 << 10))  # some blocks
+    (writer,) = writers()
+    checkpointer.save(save(1, groups))
+    began, before, directory = time.monotonic(), 0, tmp_path / "checkpoints" / ".checkpoint-1.1"
+    for _ in range(stops):
+        while (grown := sum(file.stat().st_size for file in directory.glob("*"))) == before:
+            assert checkpointer.busy()
+        before = grown
+        os.kill(writer, signal.SIGSTOP)
+        held = time.monotonic()
+        while time.monotonic() < held + 0.3 * limit:
+            assert checkpointer.busy()
+            time.sleep(0.05)
+        os.kill(writer, signal.SIGCONT)
+    assert [made.error for made in checkpointer.close()] == [None]
+    assert time.monotonic() - began > limit
 
 
 def test_a_full_disk_keeps_the_old_and_goes_on(checkpointer: Checkpointer, tmp_path: Path) -> None:
@@ -395,3 +418,21 @@ def alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_memory_that_the_system_does_not_lock_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WSL2, containers with a low limit: CUDA's own answer stands for it."""
+
+    class Refusing:
+        @staticmethod
+        def cudaHostRegister(place: int, size: int, flags: int) -> int:
+            return 801
+
+        @staticmethod
+        def cudaGetErrorString(error: int) -> str:
+            return {801: "operation not supported"}[error]
+
+    monkeypatch.setattr(torch.cuda, "cudart", Refusing)
+    assert lock(torch.zeros(8), torch.device("cpu")) == "operation not supported"
+    monkeypatch.setattr(Refusing, "cudaHostRegister", lambda *_: 0)
+    assert lock(torch.zeros(8), torch.device("cpu")) is None

@@ -192,3 +192,13 @@ def test_a_device_by_another_name_is_the_same_device() -> None:
     with offload_activations(model, torch.device("cpu:0"), least=1, room=1, lane=lane):
         model(torch.randn(8, 64, requires_grad=True)).sum()
     assert lane.left
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here no memory can be pinned")
+def test_host_memory_that_cannot_be_pinned_is_used_as_it_is() -> None:
+    lane = Lane(CPU)
+    lane.stream = object()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.warns(UserWarning, match="cannot be pinned"):
+        memory = lane.on_host(torch.ones(4))
+    assert memory.shape == (4,)
+    assert not memory.is_pinned()

@@ -1,0 +1,66 @@
+"""Whether there is memory for the copy of a checkpoint's tensors, and what is said where there is not."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from glm_accelerate.checkpoint.checkpointer import Checkpointer
+from glm_accelerate.checkpoint.format import Piece
+from glm_accelerate.config.schema import CheckpointSection
+from glm_accelerate.observe.events import Events
+from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.train import saver
+from glm_accelerate.train.saver import Saver
+from glm_accelerate.train.state import Progress
+
+SIZE = 4_000_000  # bytes of the state
+
+
+def warnings_of(ranks: Ranks, folder: Path) -> list[str]:
+    """Of a rank that gets ready to save."""
+    heard: list[str] = []
+
+    class Hearing:
+        def observe(self, event: dict[str, Any]) -> None:
+            heard.append(event["said"])
+
+        def close(self) -> None: ...
+
+    nothing: Any = None
+    checkpointer = Checkpointer(folder)
+    made = Saver(
+        run=folder,
+        checkpointer=checkpointer,
+        ranks=ranks,
+        events=Events([Hearing()], 1),
+        section=CheckpointSection(every=5),
+        last_step=100,
+        attempt=1,
+        run_id="",
+        past=nothing,
+        progress=Progress(),
+        best=nothing,
+        branch=nothing,
+        hold=lambda: {"weights": {"w": Piece.whole(torch.zeros(SIZE // 4))}},
+        fingerprints={},
+        facts={},
+    )
+    made.heed()
+    checkpointer.close(0)
+    return heard
+
+
+def test_the_ranks_of_a_host_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself would have room for its copy, and both together would not."""
+    monkeypatch.setattr(saver, "host_memory", lambda: (100 * SIZE, 3 * SIZE))
+    assert warnings_of(ALONE, tmp_path) == []
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        heard = pool.map(warnings_of, [Ranks(rank, 2, store) for rank in (0, 1)], [tmp_path] * 2)
+    for (said,) in heard:
+        assert "checkpoints stop training" in said
+        assert "the copies of 2 ranks take" in said
