@@ -4,6 +4,7 @@ pydantic finds the mistakes; this file says them the way a colleague would.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ WANTED = {
     "tuple_type": "a list",
 }
 SOURCES = (("data", "train"), ("data", "dev"))
-FILES = "a file or a list of files, each with a path and a weight above 0, at most 1000,"
+FILES = "a file or a list of files, each with a path and a weight above 0, at most 1000"
 BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -120,20 +121,25 @@ def _explain(path: KeyPath, errors: list[Mapping[str, Any]]) -> tuple[str, str |
     if first["type"] == "value_error":
         said = str(first["ctx"]["error"])
         return f"`{name}`: {said}" if name else said, "remove one" if said.endswith("not both") else None
-    wanted = FILES if path[:2] in SOURCES else " or ".join(dict.fromkeys(map(_wanted, errors)))
-    value = _shown(first["input"])
-    return f"`{name}` is {value}, {wanted} is wanted", _hint(first["input"], errors)
+    wanted = FILES if path[:2] in SOURCES else _any_of(errors)
+    return f"`{name}` is {_shown(first['input'])}, expected {wanted}", _hint(first["input"], errors)
 
 
-def _wanted(error: Mapping[str, Any]) -> str:
+def _any_of(errors: list[Mapping[str, Any]]) -> str:
+    words = list(dict.fromkeys(word for error in errors for word in _wanted(error)))
+    before = "one of " if len(words) > 2 and all(one["type"] == "literal_error" for one in errors) else ""
+    return before + (f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0])
+
+
+def _wanted(error: Mapping[str, Any]) -> list[str]:
     kind: str = error["type"]
     if kind == "literal_error":
-        return str(error["ctx"]["expected"]).replace("'", "")
+        return re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
     if kind in BOUNDS:
         name, words = BOUNDS[kind]
         bound = error["ctx"][name]
-        return f"{words} {f'{bound:g}' if isinstance(bound, float) else bound}"
-    return WANTED.get(kind, str(error["msg"]))
+        return [f"{words} {f'{bound:g}' if isinstance(bound, float) else bound}"]
+    return [WANTED.get(kind, str(error["msg"]))]
 
 
 def _shown(value: object) -> str:
@@ -150,7 +156,8 @@ def _hint(value: object, errors: list[Mapping[str, Any]]) -> str | None:
             float(value)
         except ValueError:
             return None
-        return f"remove the quotes: {value}"
+        plain = value.replace("_", "")  # which YAML takes for text, quoted or not
+        return f"write {plain}" if plain != value else f"remove the quotes: {value}"
     if isinstance(value, float) and value.is_integer() and kinds & {"int_type", "int_from_float"}:
         return f"write {int(value)}"
     return None

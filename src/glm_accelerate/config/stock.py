@@ -28,6 +28,7 @@ from glm_accelerate.config.stock_keys import (
 from glm_accelerate.config.strict_yaml import Document, KeyPath, read_document
 from glm_accelerate.runtime.errors import UserError
 
+SWANLAB = ("local", "cloud", "disabled")
 SECTIONS = ("data_config", "training_args", "peft_config", "generation_config")
 
 
@@ -303,8 +304,16 @@ def _sharding(reading: _Reading, beside: Path) -> None:
 
 
 def _sinks(reading: _Reading) -> None:
-    key = f"{ARGS}report_to"
-    value = reading.take(key)
+    key, value = f"{ARGS}report_to", reading.take(f"{ARGS}report_to")
+    lab = reading.take("swanlab")  # the scripts' own key, beside the trainer's
+    if lab is not None and lab not in SWANLAB:
+        raise reading.refuse("swanlab", f"is {lab}", f"there are {', '.join(SWANLAB)}")
+    if lab == "disabled":
+        reading.note("swanlab", "disabled: nothing goes there")
+    elif lab is not None:
+        reading.settle(
+            "observe.sinks", ["swanlab"], "swanlab", "online after `swanlab login`, else in the run"
+        )
     if value is None:
         return
     names = [str(name) for name in cast("list[Any]", value if isinstance(value, list) else [value])]
@@ -312,6 +321,8 @@ def _sinks(reading: _Reading) -> None:
     left = [name for name in names if name not in (*offered, "none", "all")]
     if left:
         raise reading.refuse(key, f"names {left[0]}", "tensorboard and swanlab are offered, or none")
+    if lab in ("local", "cloud"):
+        offered = list(dict.fromkeys([*offered, "swanlab"]))
     reading.settle("observe.sinks", offered, key, "events.jsonl is written in every case")
 
 

@@ -106,7 +106,7 @@ NOTED = {
     f"{ANSWER}pad_token_id": MODEL,
     f"{ARGS}bf16": "products are bfloat16, and what is trained is kept in float32",
     f"{ARGS}bf16_full_eval": "evaluation computes as training does",
-    f"{ARGS}fp16": "products are bfloat16 in its place: as short, and it cannot overflow",
+    f"{ARGS}fp16": "the plan says which products are fast here: bfloat16, where there is, cannot overflow",
     f"{ARGS}fp16_full_eval": "evaluation computes as training does",
     f"{ARGS}tf32": "products are bfloat16",
     f"{ARGS}gradient_checkpointing": PLAN,

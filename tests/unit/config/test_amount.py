@@ -51,13 +51,13 @@ def test_a_limit_is_kept_as_it_was_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("memory.limit=12", "`memory.limit` is 12, auto or an amount such as 12GiB is wanted"),
-        ("memory.limit=much", '`memory.limit` is "much", auto or an amount such as 12GiB is wanted'),
-        ("memory.limit=0GiB", '`memory.limit` is "0GiB", auto or an amount such as 12GiB is wanted'),
-        ("memory.offload=optimizer", '`memory.offload` is "optimizer", auto or off or a list is wanted'),
+        ("memory.limit=12", "`memory.limit` is 12, expected auto or an amount such as 12GiB"),
+        ("memory.limit=much", '`memory.limit` is "much", expected auto or an amount such as 12GiB'),
+        ("memory.limit=0GiB", '`memory.limit` is "0GiB", expected auto or an amount such as 12GiB'),
+        ("memory.offload=optimizer", '`memory.offload` is "optimizer", expected auto, off or a list'),
         (
             "memory.offload=[moments]",
-            "`memory.offload` is ['moments'], auto or off or activations, optimizer or weights is wanted",
+            "`memory.offload` is ['moments'], expected one of auto, off, activations, optimizer or weights",
         ),
     ],
 )

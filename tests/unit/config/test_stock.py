@@ -275,7 +275,7 @@ def test_a_broken_deepspeed_file_is_named_with_its_line(tmp_path: Path) -> None:
         ({"report_to": "wandb"}, "`training_args.report_to` names wandb"),
         ({"fsdp": "shard_grad_op"}, "`training_args.fsdp` is shard_grad_op"),
         ({"warmup_steps": "many"}, "`training_args.warmup_steps` is many, a number is wanted"),
-        ({"learning_rate": "fast"}, '`optim.learning_rate` is "fast", a number is wanted'),
+        ({"learning_rate": "fast"}, '`optim.learning_rate` is "fast", expected a number'),
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(tmp_path: Path, args: dict[str, Any], expected: str) -> None:
@@ -316,3 +316,16 @@ def test_the_reading_is_a_config_like_any_other(tmp_path: Path) -> None:
     config = read(tmp_path, glm4() | {"peft_config": LORA}).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_the_scripts_own_key_for_swanlab(tmp_path: Path) -> None:
+    def sinks(value: str, **args: Any) -> list[str]:
+        return list(read(tmp_path, {**glm4(**args), "swanlab": value}).config.observe.sinks)
+
+    assert sinks("local") == sinks("cloud") == ["swanlab"]
+    assert sinks("local", report_to="none") == ["swanlab"]
+    assert sinks("cloud", report_to=["tensorboard", "swanlab"]) == ["tensorboard", "swanlab"]
+    assert sinks("disabled") == []
+    assert "`swanlab` is offline (there are local, cloud, disabled)" in complaint(
+        tmp_path, {**glm4(), "swanlab": "offline"}
+    )
