@@ -61,9 +61,10 @@ def test_whole_decoder(family: str, make_model: Callable[..., Path]) -> None:
     exact_model.double()
     truth, other, found = (gradients(model, TOKENS, LAYOUT) for model in (exact_model, eager, mine))
     assert truth.keys() == found.keys()
+    in_a_row = 2 * 12 * len(eager.layers)  # operators: about twelve a block, there and back, each rounds once
     for name, true in truth.items():
         ulp = torch.finfo(torch.float32).eps * true.abs().max()
-        allowed = 2 * (other[name] - true).abs().max() + 8 * ulp  # of many operators in a row
+        allowed = 2 * (other[name] - true).abs().max() + in_a_row * ulp
         assert (found[name] - true).abs().max() <= allowed, name
     assert operators(mine.hidden(TOKENS, LAYOUT)) == {"triton_rms_norm", "triton_swiglu", "triton_rope"}
 
