@@ -1,6 +1,6 @@
 # Two commands set everything up on a fresh machine (Python 3.11+ and make):
 #   make demo   fine-tunes a tiny GLM on generated data, in about two minutes on 2 CPU cores
-#   make test   runs the whole suite
+#   make test   runs the whole suite, and what a processor could change as other kinds of machine, too
 #   make prove  runs the proofs in full, of which the suite runs a part: minutes each
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,8 @@ demo: $(VENV)/.core
 	$(BIN)/glm-accelerate demo
 
 test: $(VENV)/.dev lint
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --junitxml=build/tests.xml
+	$(BIN)/python tests/kinds.py build/tests.xml
 
 prove: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove -o faulthandler_timeout=1500
