@@ -2,11 +2,10 @@
 
 python tests/kinds.py FIRST.xml     what pytest wrote (--junitxml) of the whole suite on this machine as it is
 
-Prints the kinds, counts skipped tests by reason, and fails where a kind fails or a test ran on none.
+Prints the kinds, counts skipped tests by reason, and fails where a kind fails; in CI also where a test ran on none.
 """
 
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -23,8 +22,10 @@ ROOT = Path(__file__).parents[1]
 NUMBERS = ("tests/kernels", "tests/unit/kernels", "tests/unit/models", "tests/unit/optim")
 CHOICES = ("tests/unit/kernels", "tests/unit/plan", "tests/unit/evaluate/test_beside.py")
 HOST = processor_flags()
-# What can never run here, by a part of the reason that is given.
-ELSEWHERE = re.compile(r"\bGPU\b|^no (torch varlen|flash-attn|FlexAttention)$")
+# Root outside of a namespace in which it is nobody: files are its own, and what it may not read stays closed.
+NOT_ROOT = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
+# What waits for another machine, by the reason that is given: a GPU, or a package that `.[dev]` has not got.
+ELSEWHERE = re.compile(r"\bGPU\b|^no (torch varlen|flash-attn|FlexAttention)$|could not import 'swanlab'")
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,15 @@ class Kind:
     tests: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict[str, str])
     needs: str | None = None
-    cores: int | None = None
-    user: str | None = None
     python: str = sys.executable
+    prefix: tuple[str, ...] = ()  # of the command
 
     def missing(self) -> str | None:
         """Why this machine cannot pass for it."""
         if self.needs is not None and self.needs not in HOST:
             return f"this processor has no {self.needs}"
-        if self.user is not None and os.geteuid() != 0:
-            return "the suite itself ran as a user who is not root"
+        if self.prefix and subprocess.run([*self.prefix, "true"], capture_output=True).returncode:
+            return f"{self.prefix[0]} is not allowed here"
         return None if self.tests else "nothing was skipped that it could run"
 
 
@@ -73,8 +73,8 @@ def kinds(skipped: tuple[str, ...]) -> list[Kind]:
         Kind("AVX-512", NUMBERS, {products: "AVX512_CORE", vectors: "avx512"}, "avx512bw"),
         Kind("AVX-512 BF16, no tiles", NUMBERS, {products: "AVX512_CORE_BF16"}, "amx_bf16"),
         Kind("no C++ compiler", CHOICES, {"CXX": "no-such-compiler"}),
-        Kind("one core", CHOICES, cores=1),
-        Kind("a user who is not root", skipped, user="nobody"),
+        Kind("one core", CHOICES, prefix=("taskset", "--cpu-list", "0")),
+        Kind("a user who is not root", skipped, prefix=NOT_ROOT if os.geteuid() == 0 else ("env",)),
         *(Kind(Path(path).name, NUMBERS, python=path) for path in others if _has_torch(path)),
     ]
 
@@ -84,30 +84,19 @@ def _has_torch(python: str) -> bool:
 
 
 def run(kind: Kind, folder: Path) -> Outcome:
-    """Its tests, each worker in a cache of its own kind."""
-    folder.chmod(0o755)
-    here = Path(tempfile.mkdtemp(dir=folder))
-    if kind.user is not None:
-        shutil.chown(here, kind.user)
-    report = here / "report.xml"
+    """Its tests."""
+    report = folder / f"{len(list(folder.iterdir()))}.xml"
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
         **kind.environment,
     }
-    if kind.user is not None:
-        environment |= {"HOME": str(here), "GLM_ACCELERATE_CACHE": str(here / "cache"), "TMPDIR": str(here)}
-    command = [kind.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(kind.cores or 2)]
-    taskset = ["taskset", "-c", "0"] if kind.cores == 1 else []
+    command = [*kind.prefix, kind.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
     done = subprocess.run(
-        [*taskset, *command, "--dist", "worksteal", f"--junitxml={report}", *kind.tests],
+        [*command, "--dist", "worksteal", f"--junitxml={report}", *kind.tests],
         cwd=ROOT,
         env=environment,
-        user=kind.user,
-        group=None if kind.user is None else pwd.getpwnam(kind.user).pw_gid,
-        extra_groups=None if kind.user is None else [],
         check=False,
     )
     return read(report, done.returncode)
@@ -154,7 +143,7 @@ def main(report: Path) -> int:
     )
     failed = [name for name, outcome in outcomes.items() if outcome.code]
     print(f"kinds: {len(outcomes) - len(failed)} passed, {len(failed)} failed")
-    return 1 if failed or never else 0
+    return 1 if failed or (never and "CI" in os.environ) else 0
 
 
 if __name__ == "__main__":
