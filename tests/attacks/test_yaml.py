@@ -81,6 +81,11 @@ def test_control_characters_are_named(character: str) -> None:
     )
 
 
+def test_a_file_name_that_is_no_text_is_called_so() -> None:
+    said = "a name that is not UTF-8 cannot stand in a config (rename the file or link to it)"
+    assert complaint("a: run\udcff") == f"evil.yaml: {said}"
+
+
 @pytest.mark.parametrize(
     "text", ["a: 1\n---\nb: 2", "a: 1\n...\nb", "%TAG ! x\na: 1", "a: b: c", "a: [", "\ta: 1", "@"]
 )

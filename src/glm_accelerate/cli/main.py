@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NoReturn, Protocol, cast
 
-from glm_accelerate.runtime.env import one_range, share_cores
+from glm_accelerate.runtime.env import one_range, share_cores, use_utf8
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 
@@ -58,6 +58,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script; the answer is the exit code."""
+    if argv is None:
+        use_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
     return answer(lambda: _dispatch(words))
 

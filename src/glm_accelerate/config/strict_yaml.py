@@ -133,6 +133,9 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         return _Loader(text, source).get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
+        if 0xDC80 <= error.character <= 0xDCFF:  # how Python holds a byte of a file's name that is no text
+            said, cure = "a name that is not UTF-8 cannot stand in a config", "rename the file or link to it"
+            raise UserError(said, where=source, cure=cure) from error
         what = f"character U+{error.character:04X} is not allowed in YAML"
         raise UserError(what, where=f"{source}:{line}") from error
     except yaml.MarkedYAMLError as error:

@@ -29,6 +29,7 @@ from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.errors import UserError
 
 CONVERSATIONS = 32  # enough to meet every role; more take longer than they tell
+CHARACTERS, MESSAGES = 10_000, 500  # of a conversation's messages; so do longer ones
 
 
 def prove_start(config: RunConfig) -> list[Proof]:
@@ -58,7 +59,7 @@ def _device_for(size: int) -> torch.device:
 def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Proof]:
     """Template and labels, on the first conversations of the first training file."""
     source, data = config.data.train[0].path, config.data
-    first = list(islice(read(Path(source), data.format, data.skip_bad), CONVERSATIONS))
+    first = [_beginning(one) for one in islice(read(Path(source), data.format, data.skip_bad), CONVERSATIONS)]
     spoken = [one for one in first if one.text is None and _is_rendered(one, inputs.template, data)]
     if not spoken:
         return [Proof("template", True, "plain text: nothing is rendered")]
@@ -68,6 +69,13 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
     if data.labels == "exact":
         proofs.append(prove_labels(spoken, template, tokenizer, train_on=data.train_on))
     return proofs
+
+
+def _beginning(conversation: Conversation) -> Conversation:
+    """Of a very long one as much as a template can be seen from."""
+    messages = conversation.messages[:MESSAGES]
+    cut = tuple(replace(message, content=message.content[:CHARACTERS]) for message in messages)
+    return replace(conversation, messages=cut)
 
 
 def _is_rendered(conversation: Conversation, template: Template, data: DataSection) -> bool:

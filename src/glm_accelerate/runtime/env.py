@@ -61,6 +61,13 @@ def cache_root() -> Path:
         ) from error
 
 
+def use_utf8() -> None:
+    """Starts this process again where its locale has only ASCII, and so no way to name most files."""
+    if sys.getfilesystemencoding() == "ascii":
+        words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, "PYTHONUTF8": "1"})
+
+
 def offline() -> bool:
     """Whether nothing may be fetched (GLM_ACCELERATE_OFFLINE, or HF_HUB_OFFLINE as its library has it)."""
     return any(

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +142,15 @@ def test_progress_in_a_log_is_lines_with_rate_and_time_left() -> None:
     assert capture.get().startswith("preparing train: 2 of 4 MB, ")
     assert capture.get().endswith(" left\n")
     assert capture.get().count("\n") == 1
+
+
+def test_chinese_names_work_in_a_locale_without_utf8(config: Path) -> None:
+    said = json.loads(config.read_text())
+    for section, key, name in (("model", "path", "模型"), ("data", "train", "数据.jsonl")):
+        said[section][key] = str(Path(said[section][key]).rename(config.parent / name))
+    (config.parent / "我的.yaml").write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    words = [sys.executable, "-m", "glm_accelerate.cli.main", "data", str(config.parent / "我的.yaml")]
+    answer = subprocess.run(words, env=os.environ | ascii_only, capture_output=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "数据.jsonl" in answer.stdout.decode()

@@ -1,15 +1,17 @@
 """Our templates hold against a model's own, and a difference of one space is found."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.templates import get_template
-from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
 from glm_accelerate.data.types import Conversation, Message, Place, ToolCall
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_inputs, require
@@ -101,3 +103,29 @@ def test_no_template_is_said(model_dir: Path) -> None:
     proof = prove(model_dir)
     assert proof.ok
     assert "nothing to compare with" in proof.said
+
+
+class Counting:
+    """A tokenizer that knows how much it was given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.characters = tokenizer, 0
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        self.characters += sum(map(len, texts))
+        return self._tokenizer.encode(texts)
+
+    def special(self, name: str) -> int:
+        return self._tokenizer.special(name)
+
+
+def test_of_very_long_samples_the_beginning_is_proven(model_dir: Path) -> None:
+    data = {"train": str(model_dir / "d.jsonl"), "cache": str(model_dir / "cache")}
+    turns = [{"role": role, "content": "word " * 200_000} for role in ("user", "assistant")]
+    (model_dir / "d.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    config = RunConfig.model_validate({"model": {"path": str(model_dir)}, "data": data})
+    inputs = open_inputs(config.data, model_dir)
+    counting = Counting(inputs.tokenizer)
+    proofs = prove_inputs(config, replace(inputs, tokenizer=cast("Tokenizer", counting)), model_dir)
+    assert [proof.ok for proof in proofs] == [True, True]
+    assert 20_000 <= counting.characters <= 100_000
