@@ -18,7 +18,7 @@ import torch
 from glm_accelerate.config.amount import write_amount
 from glm_accelerate.evaluate.ledger import waiting, withdraw
 from glm_accelerate.evaluate.results import FOLDER, Request, parse_stem
-from glm_accelerate.memory.monitor import NAMED, Holder, others_on
+from glm_accelerate.memory.monitor import NAMED, Holder, free_on, others_on
 from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.errors import UserError
 
@@ -49,15 +49,16 @@ def why_not(
     spare = torch.device(device)
     if not device_bytes or spare.type != "cuda":
         return None
-    return taken(device, device_bytes, torch.cuda.get_device_properties(spare).total_memory, others_on(spare))
+    return taken(device, device_bytes, free_on(spare), others_on(spare))
 
 
-def taken(device: str, needed: int, whole: int, others: Sequence[Holder]) -> str | None:
-    """Why a device that training leaves free has no room, if so: somebody else may have."""
-    free = whole - sum(holder.bytes for holder in others)
+def taken(device: str, needed: int, free: int, others: Sequence[Holder]) -> str | None:
+    """Why a device that training leaves free has no room, if so: somebody else may have, also one that is not
+    seen from our container.
+    """
     if needed <= free:
         return None
-    said = f"it needs {write_amount(needed)} of {device}, {write_amount(max(0, free))} are free"
+    said = f"it needs {write_amount(needed)} of {device}, {write_amount(free)} are free"
     return f"{said}, as others hold {', '.join(map(str, others[:NAMED]))}" if others else said
 
 

@@ -30,7 +30,8 @@ SAID = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "bad_alloc",
 )
-QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
+HOLDERS = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
+FREE = "--query-gpu=uuid,memory.free"
 PROCESSES = Path("/proc")
 
 
@@ -94,11 +95,35 @@ def others_on(device: torch.device) -> list[Holder]:
     """Who else holds memory of the device, the largest first: by its driver, on a CPU by /proc."""
     if device.type == "cuda":
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        found: Iterable[Holder] = rows_about(_driver_table(), uuid)
+        found: Iterable[Holder] = rows_about(_driver_table(HOLDERS), uuid)
     else:
         found = resident(PROCESSES)
     ours = os.getpgid(0)
-    return sorted((one for one in found if _group(one.pid) != ours), key=lambda one: -one.bytes)
+    # A number that no process here has may be our own, as it is called outside of our container.
+    others = (one for one in found if _group(one.pid) not in (ours, None))
+    return sorted(others, key=lambda one: -one.bytes)
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes of a GPU that nobody holds, in other containers neither. Its driver is asked first: torch's own
+    question takes half a gigabyte of the GPU.
+    """
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    said = free_by_uuid(_driver_table(FREE), uuid)
+    return torch.cuda.mem_get_info(device)[0] if said is None else said
+
+
+def free_by_uuid(table: str, uuid: str) -> int | None:
+    """Of nvidia-smi's rows `uuid, memory.free [MiB]` what one GPU has; None if it is not there."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.count(",") == 1]
+    return next(
+        (
+            int(free) * MIB
+            for gpu, free in rows
+            if gpu.removeprefix("GPU-") == uuid.removeprefix("GPU-") and free.isdigit()
+        ),
+        None,
+    )
 
 
 def rows_about(table: str, uuid: str) -> list[Holder]:
@@ -126,10 +151,10 @@ def resident(processes: Path) -> list[Holder]:
 
 
 def _group(pid: int) -> int | None:
-    """Of processes: ranks, workers and the writer are in ours."""
+    """Of processes: ranks, workers and the writer are in ours. None: there is no such process here."""
     try:
         return os.getpgid(pid)
-    except OSError:  # it is gone, or in another container
+    except OSError:
         return None
 
 
@@ -138,12 +163,18 @@ def _together(holders: Sequence[Holder]) -> str:
     return ", ".join(map(str, holders[:NAMED])) + more
 
 
-def _driver_table() -> str:
+def _driver_table(query: str) -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
     try:
-        said = subprocess.run([tool, *QUERY], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        said = subprocess.run(
+            [tool, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
     except subprocess.TimeoutExpired:  # a driver that hangs is the doctor's to name
         return ""
     return said.stdout if said.returncode == 0 else ""

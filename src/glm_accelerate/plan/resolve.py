@@ -279,6 +279,10 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
         return asked, "the config"
     if hardware.bf16:
         return "bfloat16", f"this {hardware.device} multiplies it in hardware"
+    alone = config.memory.fuse_update == "on" or "optimizer" in config.memory.offload
+    if hardware.device == "cuda" and not alone:
+        scale = f"the loss times {config.precision.loss_scale:,g} at first"
+        return "float16", f"this GPU has no fast bfloat16; norms and loss float32, {scale}"
     return "float32", f"this {hardware.device} has no fast bfloat16"
 
 

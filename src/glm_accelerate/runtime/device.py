@@ -35,6 +35,13 @@ def resolved(device: torch.device) -> torch.device:
     return torch.empty(0, device=device).device
 
 
+def cap_memory(device: torch.device, most: int) -> None:
+    """Of a GPU, tensors of this process take no more than so many bytes: the rest is for others."""
+    if device.type == "cuda":
+        _, whole = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, most) / whole), device)
+
+
 def keep_freed_memory() -> None:
     """Memory that a step gives back is there for the next one. As shipped glibc returns it to the system,
     which clears thousands of pages a step anew: a tenth of a small model's time. The peak is the same.

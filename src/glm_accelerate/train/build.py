@@ -65,7 +65,7 @@ from glm_accelerate.train.settle import Settled, Start, begun_on, settle
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.sparing import recompute_as_needed
 from glm_accelerate.train.state import Held, Progress, moved, restore
-from glm_accelerate.train.watch import held_already, neighbours, watch_over
+from glm_accelerate.train.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ def built(
         ranks.doing.phase = "loading the model"
         keep_freed_memory()
         repeat_exactly(pick_device())
+        keep_to_limit(config.memory.limit, pick_device())
         model, notes = _model(settled)
         optimizer = _optimizer(settled, model)
         progress, saved_by, warnings = _go_on(settled, model, optimizer)

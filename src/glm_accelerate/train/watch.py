@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from glm_accelerate.config.amount import read_amount
 from glm_accelerate.data.store import Int32s
 from glm_accelerate.data.types import Step
+from glm_accelerate.memory.estimate import CONTEXT
 from glm_accelerate.memory.host import PROCESS
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import give_back_memory, memory_in_use, reset_peak
+from glm_accelerate.runtime.device import cap_memory, give_back_memory, memory_in_use, reset_peak
 
 BESIDE = 0.5  # on a CPU all of a process is seen, kernels that oneDNN keeps and libraries among it
 
@@ -51,6 +53,13 @@ def held_already(device: torch.device) -> int:
     give_back_memory()  # what a run before has freed is no data of somebody else's
     reset_peak(device)
     return max(0, memory_in_use(device) - (PROCESS if device.type == "cpu" else 0))
+
+
+def keep_to_limit(limit: str, device: torch.device) -> None:
+    """`memory.limit` counts what CUDA takes of itself; the rest is for tensors."""
+    most = read_amount(limit)
+    if most is not None:  # not "auto"
+        cap_memory(device, most - CONTEXT)
 
 
 def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) -> Watch:

@@ -3,12 +3,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from glm_accelerate.memory import monitor
-from glm_accelerate.memory.monitor import Holder, Monitor, crowded, others_on, ran_out, resident, rows_about
+from glm_accelerate.memory.monitor import (
+    Holder,
+    Monitor,
+    crowded,
+    free_on,
+    others_on,
+    ran_out,
+    resident,
+    rows_about,
+)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -101,13 +111,33 @@ def test_a_process_of_somebody_else_is_found_here_and_ours_are_not(
             process.communicate("\n")
 
 
+def test_a_process_that_only_the_driver_knows_may_be_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container nvidia-smi may list processes by the numbers that they have outside of it."""
+    outside = 1 + int(Path("/proc/sys/kernel/pid_max").read_text())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
+    monkeypatch.setattr(monitor, "_driver_table", lambda _: f"GPU-a1, {outside}, python3, 2048\n")
+    assert others_on(torch.device("cuda:0")) == []
+    monkeypatch.setattr(monitor, "_driver_table", lambda _: "GPU-a1, 1, init, 2048\n")
+    assert others_on(torch.device("cuda:0")) == [Holder(1, "init", 2 * GIB)]
+
+
+def test_what_is_free_on_a_gpu_is_asked_of_its_driver_then_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 80 * GIB))
+    monkeypatch.setattr(monitor, "_driver_table", lambda _: "GPU-b2, 9\nGPU-a1, 2048\n")
+    assert free_on(torch.device("cuda:0")) == 2 * GIB
+    for said in ("", "GPU-a1, [N/A]\n", "no devices were found\n"):
+        monkeypatch.setattr(monitor, "_driver_table", lambda _, said=said: said)
+        assert free_on(torch.device("cuda:0")) == 5 * GIB
+
+
 def test_without_a_driver_nobody_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert monitor._driver_table() == ""
+    assert monitor._driver_table(monitor.HOLDERS) == ""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\n/bin/sleep 60\n")
     tool.chmod(0o755)
     monkeypatch.setattr(monitor, "PATIENCE", 0.2)
-    assert monitor._driver_table() == ""
+    assert monitor._driver_table(monitor.HOLDERS) == ""
     tool.write_text("#!/bin/sh\necho 'GPU-1, 2, p, 3'\n")
-    assert monitor._driver_table() == "GPU-1, 2, p, 3\n"
+    assert monitor._driver_table(monitor.HOLDERS) == "GPU-1, 2, p, 3\n"

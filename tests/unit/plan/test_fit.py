@@ -240,8 +240,12 @@ def test_ranks_on_a_cpu_share_the_host(tiny: RunConfig) -> None:
     assert [room and room.room for room in rooms] == [8 * GIB, 4 * GIB]
 
 
-def test_a_device_without_bfloat16_computes_in_float32(nine: RunConfig) -> None:
-    assert weighed(nine, on("V100 32GB"))[0].compute == "float32"
+def test_a_gpu_without_bfloat16_computes_in_float16_where_it_can(nine: RunConfig) -> None:
+    assert weighed(nine, on("V100 32GB"))[0].compute == "float16"
+    moved = "memory.offload=[optimizer]"  # which a loss scale cannot go with
+    assert weighed(nine, on("V100 32GB"), moved)[0].compute == "float32"
+    slow = replace(detect(), device="cpu", bf16=False)
+    assert weighed(nine, slow)[0].compute == "float32"
 
 
 def test_a_ground_can_be_told(tiny: RunConfig) -> None:
