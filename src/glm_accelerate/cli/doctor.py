@@ -5,11 +5,12 @@ With a config it also runs the proofs that stand at each start of training.
 
 import argparse
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Literal
 
 from glm_accelerate.cli import source
@@ -22,7 +23,29 @@ if TYPE_CHECKING:
 
 HELP = "Look at this machine: versions, devices, memory, what is missing and the command that mends it."
 
-OPTIONAL = {"tensorboard": "sink `tensorboard`", "swanlab": "sink `swanlab`"}
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
+EXTRAS = {  # by name, what each is for
+    "tensorboard": "the sink `tensorboard`",
+    "swanlab": "the sink `swanlab`",
+    "zstd": "checkpoint.codec=zstd",
+    "qlora": "adapt.base=nf4, to be fast",
+    "metrics": "scores of Chinese text",
+    "torchao": "optim.name=adamw8bit",
+}
+EXTRA = re.compile(r"([\w-]+)>=([\d.]+); extra == \W(\w+)\W")  # as the package's own metadata has it
+# The versions of constraints.txt, with which all tests run.
+TESTED = {
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "tokenizers": "0.23.3",
+    "safetensors": "0.8.0",
+    "tensorboard": "2.21.0",
+    "bitsandbytes": "0.50.2",
+    "torchao": "0.18.0",
+    "jieba": "0.42.1",
+}
+# CUDA releases of torch's builds, and the capabilities that each has code for, from and below: as 2.13 says.
+BUILDS = {"13.0": ((7, 5), (13, 0)), "12.6": ((5, 0), (10, 0))}
 # The oldest NVIDIA driver for programs of a CUDA release, by its first number.
 OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 LITTLE_MEMORY = 0.9  # less than this share free: somebody else is on the device
@@ -54,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.plan.hardware import detect
 
     console = Console()
-    findings = list(examine(detect(), _holders()))
+    hardware = detect()
+    findings = list(examine(hardware, _holders()))
+    if hardware.device == "cuda":
+        findings += _cards()
     _show(findings, console)
     if config is not None:
         from glm_accelerate.prove.start import prove_start
@@ -69,21 +95,51 @@ def run(args: argparse.Namespace) -> int:
 def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
     """Everything but the proofs, from facts alone."""
     yield Finding("good", "python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
-    for package in ("glm-accelerate", "torch", "transformers", "tokenizers", "safetensors"):
-        yield Finding("good", package, version(package))
+    yield Finding("good", "glm-accelerate", version("glm-accelerate"))
+    for package in NEEDED:
+        yield Finding("good", package, f"{version(package)}{_tested(package)}")
     yield driver(hardware)
     yield Finding("good", "device", f"{hardware.count} x {hardware.name}, {hardware.cores} cores")
     yield memory(hardware, holders)
     if hardware.bf16:
         yield Finding("good", "bfloat16", "in hardware")
     else:
-        cure = "precision.compute=float32" if hardware.device == "cpu" else "a GPU from Ampere on has it"
-        yield Finding("note", "bfloat16", "emulated: correct, but slow", cure)
+        found, cure = "emulated: correct, but slow", "precision.compute=float32"
+        if hardware.device == "cuda":
+            found, cure = "not in hardware: float16 takes its place", "a GPU from Ampere on has it"
+        yield Finding("note", "bfloat16", found, cure)
     yield cpp()
-    for package, purpose in OPTIONAL.items():
-        if not _installed(package):
-            cure = f'pip install "glm-accelerate[{package}]"'
-            yield Finding("note", package, f"not installed, needed for the {purpose} only", cure)
+    for said in requires("glm-accelerate") or ():
+        if (named := EXTRA.fullmatch(said)) and named[3] in EXTRAS:
+            yield extra(named[3], named[1], named[2])
+
+
+def extra(name: str, package: str, oldest: str) -> Finding:
+    """A package that one feature alone needs."""
+    purpose, cure = EXTRAS[name], f'pip install --upgrade "glm-accelerate[{name}]"'
+    try:
+        has = version(package)
+    except PackageNotFoundError:
+        return Finding("note", package, f"not installed, needed for {purpose} only", cure)
+    if _numbers(has) < _numbers(oldest):
+        return Finding("note", package, f"{has}, and {purpose} needs {oldest}", cure)
+    return Finding("good", package, f"{has}{_tested(package)}, for {purpose}")
+
+
+def code(name: str, capability: tuple[int, int], arches: Sequence[str]) -> Finding:
+    """Whether torch was built for a GPU. `arches`: sm_80 runs on 8.0 and later 8.x, sm_90a on 9.0 alone, and
+    compute_90 is compiled when it is loaded, for anything from 9.0 on.
+    """
+    card, dotted = capability[0] * 10 + capability[1], f"{capability[0]}.{capability[1]}"
+    for kind, number, alone in re.findall(r"(sm|compute)_(\d+)(a?)", " ".join(arches)):
+        if card == int(number) or (
+            not alone and card > int(number) and (kind == "compute" or card // 10 == int(number) // 10)
+        ):
+            return Finding("good", "GPU", f"{name}, capability {dotted}, torch has code for it")
+    fitting = [f"CUDA {release}" for release, (least, end) in BUILDS.items() if least <= capability < end]
+    which = f"for {' or '.join(fitting)}" if fitting else "of another release, if there is one,"
+    cure = f"install the build of torch {which} that pytorch.org names"
+    return Finding("bad", "GPU", f"{name} has capability {dotted}, this torch has {' '.join(arches)}", cure)
 
 
 def driver(hardware: "Hardware") -> Finding:
@@ -148,21 +204,39 @@ def _holders() -> list[str]:
     return held_by(answer.stdout) if answer.returncode == 0 else [f"unknown: {answer.stdout.strip()}"]
 
 
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+def _cards() -> Iterator[Finding]:
+    """What torch and Triton can do with the GPUs that are here."""
+    from torch import cuda
+
+    from glm_accelerate.kernels.triton_here import no_triton
+
+    for card in range(cuda.device_count()):
+        yield code(cuda.get_device_name(card), cuda.get_device_capability(card), cuda.get_arch_list())
+    lack = no_triton()
+    if lack is None:
+        yield Finding("good", "Triton", f"{version('triton')}, its kernels run here")
+    else:
+        yield Finding("note", "Triton", f"{lack[0]}: slower operators run", lack[1])
+
+
+def _tested(package: str) -> str:
+    return f" (tested with {TESTED[package]})" if package in TESTED else ""
+
+
+def _numbers(written: str) -> list[int]:
+    """A version, to be compared."""
+    return [int(number) for number in re.findall(r"\d+", written)[:3]]
 
 
 def _show(findings: list[Finding], console: "Console") -> None:
-    from rich.table import Table
+    """Cures stand on lines of their own, as they are typed, whatever the width."""
     from rich.text import Text
 
     marks = {"good": ("ok", "green"), "note": ("note", "yellow"), "bad": ("mend", "bold red")}
-    table = Table(box=None, pad_edge=False, show_header=False)
+    width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark, style = marks[finding.state]
-        table.add_row(Text(mark, style), Text(finding.name), Text(finding.found), Text(finding.cure, "cyan"))
-    console.print(table)
+        line = Text.assemble((f"{mark:4}", style), f" {finding.name:{width}} {finding.found}")
+        console.print(line, soft_wrap=True)
+        if finding.cure:
+            console.print(Text(f"{'':{width + 6}}{finding.cure}", "cyan"), soft_wrap=True)

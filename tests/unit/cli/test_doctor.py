@@ -1,10 +1,13 @@
 from dataclasses import replace
+from importlib.metadata import requires
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from glm_accelerate.cli import doctor
-from glm_accelerate.cli.doctor import driver, examine, held_by, memory
+from glm_accelerate.cli.doctor import Finding, code, driver, examine, extra, held_by, memory
 from glm_accelerate.cli.main import main
 from glm_accelerate.plan.hardware import Hardware
 
@@ -58,10 +61,10 @@ def test_the_table_of_nvidia_smi() -> None:
 def test_every_finding_that_is_not_good_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
-    monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": "sink `none`"})
+    monkeypatch.setattr(doctor, "requires", lambda _: ['no-such-package>=1; extra == "zstd"'])
     findings = {finding.name: finding for finding in examine(replace(CPU, bf16=False), [])}
     assert findings["C++ compiler"].cure == "apt-get install g++"
-    assert findings["no-such-package"].cure == 'pip install "glm-accelerate[no-such-package]"'
+    assert findings["no-such-package"].cure == 'pip install --upgrade "glm-accelerate[zstd]"'
     assert findings["bfloat16"].cure == "precision.compute=float32"
     assert all(finding.state == "good" or finding.cure for finding in findings.values())
     assert {"python", "torch", "transformers", "glm-accelerate", "CUDA", "device", "memory"} <= set(findings)
@@ -87,3 +90,65 @@ def test_a_gpu_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(doctor, "PATIENCE", 0.2)
     assert doctor._holders() == ["unknown: nvidia-smi does not answer"]
+
+
+ARCHES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # of torch 2.13 for CUDA 13.0
+
+
+@pytest.mark.parametrize(
+    ("capability", "arches", "state"),
+    [
+        ((9, 0), ARCHES, "good"),
+        ((8, 9), ARCHES, "good"),  # Ada runs the code of 8.6
+        ((7, 0), ARCHES, "bad"),  # V100
+        ((11, 0), ARCHES, "bad"),  # 10.0 is another first number
+        ((11, 0), [*ARCHES, "compute_120"], "bad"),
+        ((12, 1), [*ARCHES, "compute_120"], "good"),
+        ((13, 0), [*ARCHES, "compute_120"], "good"),  # compiled when it is loaded
+        ((9, 0), ["sm_90a"], "good"),
+        ((9, 1), ["sm_90a"], "bad"),
+        ((8, 0), ["sm_86"], "bad"),
+    ],
+)
+def test_a_card_that_torch_has_no_code_for(
+    capability: tuple[int, int], arches: list[str], state: str
+) -> None:
+    finding = code("NVIDIA Test", capability, arches)
+    assert finding.state == state
+    assert bool(finding.cure) == (state == "bad")
+
+
+def test_the_build_for_an_old_card_is_named() -> None:
+    assert "torch for CUDA 12.6 that" in code("Tesla V100", (7, 0), ARCHES).cure
+    assert "torch for CUDA 13.0 that" in code("NVIDIA B200", (10, 0), ["sm_90"]).cure
+    assert "torch for CUDA 13.0 or CUDA 12.6 that" in code("Tesla T4", (7, 5), ["sm_80"]).cure
+    assert "if there is one" in code("Tesla K80", (3, 7), ARCHES).cure
+
+
+def test_versions_of_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    has = {"torchao": "0.9.1"}
+    monkeypatch.setattr(doctor, "version", has.__getitem__)
+    old = extra("torchao", "torchao", "0.18")
+    assert (old.state, old.found) == ("note", "0.9.1, and optim.name=adamw8bit needs 0.18")
+    has["torchao"] = "0.19.0.dev1+cpu"
+    new = extra("torchao", "torchao", "0.18")
+    assert (new.state, new.cure) == ("good", "")
+    assert f"tested with {doctor.TESTED['torchao']}" in new.found
+
+
+def test_what_is_said_to_be_tested_is_what_tests_run_with() -> None:
+    root = Path(__file__).parents[3]
+    pins = dict(line.split("==") for line in (root / "constraints.txt").read_text().split() if "==" in line)
+    assert {package: pins.get(package) for package in doctor.TESTED} == doctor.TESTED
+    named = [found for said in requires("glm-accelerate") or () if (found := doctor.EXTRA.fullmatch(said))]
+    assert {found[3] for found in named} == {*doctor.EXTRAS, "dev"}
+    assert {found[1] for found in named if found[3] != "dev"} & {*pins} <= {*doctor.TESTED}
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_cure_can_be_copied_at_any_width(width: int) -> None:
+    cure = 'pip install --upgrade "glm-accelerate[tensorboard]"'
+    finding = Finding("note", "tensorboard", "not installed, needed for the sink `tensorboard` only", cure)
+    console = Console(file=StringIO(), width=width)
+    doctor._show([finding], console)
+    assert cure in [line.strip() for line in console.file.getvalue().splitlines()]  # pyright: ignore
