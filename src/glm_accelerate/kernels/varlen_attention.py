@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.kernels.attention_path import FLASH, FLEX, VARLEN
+from glm_accelerate.runtime.device import send
 
 BLOCK = 128  # tokens of a block of FlexAttention's mask
 
@@ -28,7 +29,7 @@ class Documents:
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device) -> "Documents":
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return Documents(tuple(lengths), starts.to(device, non_blocking=True))
+        return Documents(tuple(lengths), send(starts, device))
 
     @cached_property
     def longest(self) -> int:

@@ -4,12 +4,13 @@ On CUDA: pinned memory and a stream of its own. On a CPU the same calls copy at 
 copies and the life of every tensor are the same, and tested, where there is no GPU.
 """
 
-import warnings
 from collections import deque
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from glm_accelerate.runtime.device import pinned_like
 
 
 @dataclass(slots=True)
@@ -42,15 +43,9 @@ class Lane:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def on_host(self, pattern: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory on the host, shaped like `pattern`; pinned, where copies run beside computation and the
-        system lets it be: else they are as right, and slower.
-        """
+        """Memory on the host, shaped like `pattern`; pinned, where copies run beside computation."""
         if self.stream is not None:
-            try:
-                return torch.empty_like(pattern, dtype=dtype, device="cpu", pin_memory=True)
-            except RuntimeError as error:
-                said = str(error).partition("\n")[0]
-                warnings.warn(f"host memory cannot be pinned, copies are slower: {said}", stacklevel=2)
+            return pinned_like(pattern, dtype)
         return torch.empty_like(pattern, dtype=dtype, device="cpu")
 
     def to_host(self, tensor: Tensor) -> Copy:

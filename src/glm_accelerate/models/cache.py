@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glm_accelerate.kernels.attention import attend_slots, unseen
 from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.runtime.device import send
 
 GRAIN = 16  # capacities, and what attention reads of a shelf, are multiples of it: fewer shapes
 
@@ -194,4 +195,4 @@ class KeyValueCache:
         tokens_T = torch.cat([torch.arange(f, f + n) for f, n in zip(firsts, counts, strict=True)])
         apart_T = torch.tensor(capacities).repeat_interleave(torch.tensor(counts))
         places_TK = tokens_T[:, None] + apart_T[:, None] * torch.arange(self.heads)
-        return places_TK.flatten().to(self._keys_LPD.device, non_blocking=True)
+        return send(places_TK.flatten(), self._keys_LPD.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.kernels.varlen_attention import Documents
+from glm_accelerate.runtime.device import send
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Layout:
     def of_documents(documents: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Layout":
         """Positions count from 0 in each document."""
         rows = [torch.cat([torch.arange(length) for length in row]) for row in documents]
-        positions_BT = torch.stack(rows).to(device, non_blocking=True)
+        positions_BT = send(torch.stack(rows), torch.device(device))
         return Layout(tuple(tuple(row) for row in documents), positions_BT)
 
     @staticmethod

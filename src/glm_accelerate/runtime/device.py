@@ -3,9 +3,11 @@
 import ctypes
 import resource
 import sys
+import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 STATUS = Path("/proc/self/status")
 RESET = Path("/proc/self/clear_refs")
@@ -33,6 +35,25 @@ def take_device(device: torch.device | str) -> torch.device:
 def resolved(device: torch.device) -> torch.device:
     """As its tensors name it: `cuda` with the number of the current GPU. They do not compare as equal."""
     return torch.empty(0, device=device).device
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device, behind what that computes. From memory that is not pinned CUDA would wait for it all."""
+    if device.type == "cuda":
+        tensor = pinned_like(tensor).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
+
+
+def pinned_like(pattern: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory on the host from which a GPU copies by itself, if the system lets it be: else it is as right,
+    and slower.
+    """
+    try:
+        return torch.empty_like(pattern, dtype=dtype, device="cpu", pin_memory=True)
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        warnings.warn(f"host memory cannot be pinned, copies are slower: {said}", stacklevel=2)
+        return torch.empty_like(pattern, dtype=dtype, device="cpu")
 
 
 def cap_memory(device: torch.device, most: int) -> None:

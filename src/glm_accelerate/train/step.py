@@ -25,6 +25,7 @@ from glm_accelerate.optim.update import apply, gradient_norm, set_rate, share
 from glm_accelerate.parallel.part import whole
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.reduce import sum_gradients
+from glm_accelerate.runtime.device import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,13 @@ def batch_loss(
 
     `offload`: what the backward pass needs waits for it in host memory.
     """
-    tokens_RT = torch.from_numpy(batch.tokens_RT).to(device, non_blocking=True)
+    tokens_RT = send(torch.from_numpy(batch.tokens_RT), device)
     with offload_activations(model, device) if offload else nullcontext():
         hidden_RTH = model.hidden(tokens_RT, Layout.of_documents(batch.documents, device))
     labels = batch.labels_RT.reshape(-1)
     learnt = np.flatnonzero(labels != IGNORED)
-    rows_S = torch.from_numpy(learnt).to(device, non_blocking=True)
-    labels_S = torch.from_numpy(labels[learnt]).to(device, non_blocking=True)
+    rows_S = send(torch.from_numpy(learnt), device)
+    labels_S = send(torch.from_numpy(labels[learnt]), device)
     hidden_SH = hidden_RTH.flatten(0, 1)[rows_S]
     form = form_now(model.form, model.training)
     return linear_cross_entropy(

@@ -6,10 +6,20 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from glm_accelerate.cli.evaluate import _device
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.runtime.device import memory_in_use, pick_device, reset_peak, resolved, take_device
+from glm_accelerate.runtime import device
+from glm_accelerate.runtime.device import (
+    memory_in_use,
+    pick_device,
+    pinned_like,
+    reset_peak,
+    resolved,
+    send,
+    take_device,
+)
 from glm_accelerate.runtime.errors import UserError
 
 MIB = 1 << 20
@@ -42,6 +52,19 @@ def test_a_device_is_that_of_its_tensors() -> None:
     named = torch.device("cpu:0")
     assert torch.empty(1, device=named).device != named
     assert torch.empty(1, device=named).device == resolved(named) == take_device("cpu:0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here no memory can be pinned")
+def test_what_a_gpu_reads_is_pinned_where_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = torch.arange(6)[::2]
+    assert torch.equal(send(sent, torch.device("cpu")), sent)
+    with pytest.warns(UserWarning, match="cannot be pinned"):  # it was tried
+        assert pinned_like(sent, torch.float32).dtype == torch.float32
+    asked: list[Tensor] = []
+    monkeypatch.setattr(device, "pinned_like", lambda like: asked.append(like) or torch.empty_like(like))
+    with pytest.raises((RuntimeError, AssertionError)):  # there is no such device
+        send(sent, torch.device("cuda:0"))
+    assert [each is sent for each in asked] == [True]
 
 
 def test_peak_on_a_cpu_is_seen_after_the_memory_is_gone() -> None:
