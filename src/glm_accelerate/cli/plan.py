@@ -38,12 +38,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="what `bench step` measured on one device",
     )
-    parser.add_argument("--price", type=opening.amount(), metavar="P", help="of a device an hour")
+    parser.add_argument("--price", type=opening.amount(), metavar="P", help="price of one device for an hour")
     parser.add_argument("--json", action="store_true", help="as JSON, the way a run directory keeps it")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve and print."""
+    """Resolve and print; 2 where the run does not fit."""
     config = source.config_from(args)  # its mistakes are shown before torch is loaded
 
     from rich.console import Console
@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
     ground = ground_of(config, _hardware(args), args.gpus)
     plan, weighed = plan_and_weigh(config, ground)
     taken = duration(weighed, args.tokens_per_second)
-    advice = None if weighed.memory.fits else advise(weighed)
+    advice, code = (None, 0) if weighed.memory.fits else (advise(weighed), 2)
     if args.json:
         said = asdict(plan) | {"time": asdict(taken), "advice": advice and asdict(advice)}
         sys.stdout.write(json.dumps(said, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-        return 0
+        return code
     console = Console()
     report.show_plan(plan, console)
     report.show_memory(weighed.memory, console)
@@ -68,15 +68,14 @@ def run(args: argparse.Namespace) -> int:
     report.show_warnings(unusual(config, ground.sizes, int(ground.inputs.train.lengths.max())), console)
     if advice is not None:
         report.show_advice(advice, _command(args, advice.overrides or ()), console)
-    return 0
+    return code
 
 
 def _hardware(args: argparse.Namespace) -> "Hardware":
     from glm_accelerate.plan.devices import THIS, as_hardware, find_device
     from glm_accelerate.plan.hardware import detect
 
-    here = detect()
-    return here if args.gpu == THIS else as_hardware(find_device(args.gpu), here, args.gpus)
+    return detect() if args.gpu == THIS else as_hardware(find_device(args.gpu), args.gpus)
 
 
 def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:

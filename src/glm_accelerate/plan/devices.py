@@ -1,7 +1,7 @@
 """Devices that a run can be planned for without having one, by name or by the size of their memory."""
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from glm_accelerate.config.amount import read_amount
@@ -10,6 +10,7 @@ from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.runtime.errors import UserError
 
 GIB = 1 << 30
+HOST_CORES, HOST_BYTES = 8, 64 * GIB  # beside each device of a machine that is not here
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,20 @@ def known(name: str) -> Device | None:
     return max(found, key=lambda one: len(one.name), default=None)
 
 
-def as_hardware(device: Device, here: Hardware, count: int) -> Hardware:
-    """A machine like this one that has so many of them, and nothing else on them."""
-    return replace(
-        here,
+def as_hardware(device: Device, count: int) -> Hardware:
+    """A machine that has so many of them and nothing else on them. Its host is assumed."""
+    return Hardware(
         device=device.kind,
         name=device.name,
         count=count,
         memory_bytes=device.memory,
         free_bytes=device.memory - CONTEXT,
+        cores=count * HOST_CORES,
+        host_bytes=count * HOST_BYTES,
         bf16=device.bf16,
+        cuda_version=None,
+        driver_version=None,
+        assumed=True,
     )
 
 

@@ -37,6 +37,12 @@ class Hardware:
     cuda_version: str | None  # that torch was built with
     driver_version: str | None  # NVIDIA's, also where torch cannot use it
     threads: int = 0  # with which one process computes on the CPU; 0: as many as there are cores
+    assumed: bool = False  # not this machine: only its device is known
+
+    @property
+    def kind(self) -> str:
+        """What people call such a device."""
+        return "GPU" if self.device == "cuda" else self.device.upper()
 
 
 def detect() -> Hardware:

@@ -105,7 +105,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     micro_tokens, why = _micro_tokens(config, ground)
     evaluation = _evaluation(config, ground, settled, load, say)
     weighed = _weighed(config, ground, settled, micro_tokens, load, evaluation.place)
-    say("ranks", ground.ranks, "as launched")
+    say("ranks", ground.ranks, "--gpus" if ground.hardware.assumed else "as launched")
     say("shards", *_shards_said(settled, weighed))
     chosen = weighed.found.setting
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
@@ -113,7 +113,8 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     _say_memory(config, weighed, say)
     warmup = _warmup(config, steps, say)
     codec = _saving(config, say)
-    say("device", ground.hardware.name, f"{ground.hardware.device}, {ground.hardware.cores} cores")
+    host = f"{ground.hardware.cores} cores" + (" assumed" if ground.hardware.assumed else "")
+    say("device", ground.hardware.name, f"{ground.hardware.device}, {host}")
     _refuse(config, settled, chosen.job)
     plan = RunPlan(
         family=ground.family.name,
@@ -265,7 +266,7 @@ def _frozen_bytes(config: RunConfig, ground: Ground) -> int:
 def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
     asked = config.precision.compute
     if asked == "fp8":
-        lacking = no_float8()
+        lacking = None if hardware.assumed else no_float8()
         if config.adapt.share_qk > 1:
             raise UserError("adapt.share_qk needs products of one kind", cure="precision.compute=bfloat16")
         if lacking or config.adapt.base in PACKED:
@@ -278,12 +279,12 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
     if asked != "auto":
         return asked, "the config"
     if hardware.bf16:
-        return "bfloat16", f"this {hardware.device} multiplies it in hardware"
+        return "bfloat16", f"this {hardware.kind} multiplies it in hardware"
     alone = config.memory.fuse_update == "on" or "optimizer" in config.memory.offload
     if hardware.device == "cuda" and not alone:
         scale = f"the loss times {config.precision.loss_scale:,g} at first"
         return "float16", f"this GPU has no fast bfloat16; norms and loss float32, {scale}"
-    return "float32", f"this {hardware.device} has no fast bfloat16"
+    return "float32", f"this {hardware.kind} has no fast bfloat16"
 
 
 def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
@@ -319,7 +320,7 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
 
 def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tuple[bool, str]:
     device = ground.hardware.device
-    lacking = missing(device)
+    lacking = None if ground.hardware.assumed else missing(device)
     if config.precision.compile == "on":
         if lacking:
             raise UserError(f"precision.compile is on: {lacking}", cure="install it, or say off or auto")
@@ -348,7 +349,7 @@ def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
         wanted = 2048
     if longest > wanted:
         return longest, "the longest sample"
-    return wanted, f"enough to keep a {ground.hardware.device} busy"
+    return wanted, f"enough to keep a {ground.hardware.kind} busy"
 
 
 def _say_memory(config: RunConfig, weighed: Weighed, say: Say) -> None:

@@ -28,8 +28,8 @@ def folder(tiny_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     return tmp_path
 
 
-def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["plan", "我的.yaml", *words]) == 0
+def plan(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(["plan", "我的.yaml", *words]) == code
     shown = capsys.readouterr()
     assert shown.err == ""
     return shown.out
@@ -59,7 +59,7 @@ def test_what_fits_is_said_with_time_and_cost(folder: Path, capsys: pytest.Captu
 
 
 def test_what_does_not_fit_comes_with_the_ladder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = plan(capsys, "--gpu", "8GiB", "adapt.method=full", "memory.recompute=off", "--gpus", "2")
+    out = plan(capsys, "--gpu", "8GiB", "adapt.method=full", "memory.recompute=off", "--gpus", "2", code=2)
     *table, command = out.splitlines()
     assert max(map(columns, table)) <= WIDTH
     assert "it does not fit: " in out
@@ -76,12 +76,24 @@ def test_what_does_not_fit_comes_with_the_ladder(folder: Path, capsys: pytest.Ca
 
 
 def test_json_has_the_items_the_time_and_the_advice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = json.loads(plan(capsys, "--gpu", "6GiB", "--json", "--tokens-per-second", "100"))
+    said = json.loads(plan(capsys, "--gpu", "6GiB", "--json", "--tokens-per-second", "100", code=2))
     assert {"what", "bytes", "why", "where"} == set(said["memory"]["items"][0])
     assert said["time"]["seconds"] == pytest.approx(said["time"]["tokens"] / 100)
     assert "measured" in said["time"]["why"]
     assert said["advice"]["overrides"]
     assert said["advice"]["bytes"] <= said["memory"]["room"] < said["memory"]["needed"]
+
+
+def test_another_machine_takes_nothing_from_this_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/none")  # no compiler here
+    said = json.loads(plan(capsys, "--gpu", "RTX 4090", "--gpus", "4", "--json"))
+    why = {reason["name"]: reason["why"] for reason in said["reasons"]}
+    assert why["ranks"] == "--gpus"
+    assert why["device"] == "cuda, 32 cores assumed"
+    assert why["compile"] == "not measured on cuda"
+    assert why["compute"] == "this GPU multiplies it in hardware"
 
 
 def test_a_limit_stands_in_the_place_of_a_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

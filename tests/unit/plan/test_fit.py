@@ -49,7 +49,7 @@ def shallow(config: RunConfig, layers: int) -> None:
 
 
 def on(name: str, count: int = 1) -> Hardware:
-    return as_hardware(find_device(name), detect(), count)
+    return as_hardware(find_device(name), count)
 
 
 def weighed(
