@@ -271,6 +271,18 @@ def test_other_data_cannot_be_resumed_on(tiny_run: Said, tmp_path: Path) -> None
         go(tiny_run, tmp_path / "run")
 
 
+def test_prepared_data_that_are_damaged_are_named_and_made_anew(tiny_run: Said, tmp_path: Path) -> None:
+    go(tiny_run, tmp_path / "run", stop_after=2)
+    damaged = list((tmp_path / "cache").rglob("tokens.bin"))
+    for path in damaged:
+        path.write_bytes(bytes(byte ^ 4 for byte in path.read_bytes()))
+    go(tiny_run, tmp_path / "run", stop_after=4)
+    go(tiny_run, tmp_path / "whole", stop_after=4)
+    assert steps(tmp_path / "run") == steps(tmp_path / "whole")
+    said = [str(event["said"]) for event in read_events(tmp_path / "run" / "events.jsonl") if "said" in event]
+    assert len([line for line in said if "damaged and was made anew" in line]) == len(damaged) == 2
+
+
 def test_resume_from_a_step_gives_up_what_came_after(tiny_run: Said, tmp_path: Path) -> None:
     run = tmp_path / "run"
     steady: dict[str, Said] = {"checkpoint": {"wait": True}, "evaluate": {"every": 3}}

@@ -11,6 +11,7 @@ from glm_accelerate.data.store import Store
 from glm_accelerate.data.templates import Template, detect_template, get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
 from glm_accelerate.runtime import env
+from glm_accelerate.runtime.folders import close_folder
 
 MOST_WORKERS = 16  # more bring nothing: one process appends what they make
 
@@ -31,9 +32,16 @@ class Inputs:
         """Tokens that end an answer."""
         return frozenset(self.tokenizer.special(name) for name in self.template.stops)
 
+    @property
+    def mended(self) -> list[str]:
+        """What was damaged and had to be prepared again, for a warning."""
+        return [*self.train.mended, *(self.dev.mended if self.dev else ())]
 
-def open_inputs(section: DataSection, model_dir: Path, progress: Progress | None = None) -> Inputs:
-    """Prepare what is not cached and open it."""
+
+def open_inputs(
+    section: DataSection, model_dir: Path, progress: Progress | None = None, *, check: bool = True
+) -> Inputs:
+    """Prepare what is not cached and open it. `check`: look whether what is cached is damaged."""
     name = detect_template(model_dir) if section.template == "auto" else section.template
     settings = EncodeSettings(
         format=section.format,
@@ -45,11 +53,15 @@ def open_inputs(section: DataSection, model_dir: Path, progress: Progress | None
         skip_bad=section.skip_bad,
     )
     cache = env.cache_root() / "data" if section.cache == "auto" else Path(section.cache).expanduser()
+    if section.cache == "auto":
+        close_folder(cache)
     workers = min(env.cores(), MOST_WORKERS) if section.workers == "auto" else section.workers
 
     def open_store(what: str, sources: Sequence[Source]) -> Store:
         watch = partial(progress, what) if progress else None
-        return prepare(sources, settings, model_dir, cache=cache, workers=workers, progress=watch)
+        return prepare(
+            sources, settings, model_dir, cache=cache, workers=workers, progress=watch, check=check
+        )
 
     return Inputs(
         template=get_template(name),

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from glm_accelerate.config.schema import Source
 from glm_accelerate.data.ranges import EncodeSettings, Recipe
@@ -25,6 +26,7 @@ from glm_accelerate.data.templates import detect_template, get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.workers import encode_ranges
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.folders import make_folder, open_private
 
 __all__ = ["EncodeSettings", "prepare"]
 
@@ -44,8 +46,9 @@ def prepare(
     workers: int,
     progress: Progress | None = None,
     range_bytes: int = RANGE_BYTES,
+    check: bool = True,
 ) -> Store:
-    """Opens what is cached and builds what is not."""
+    """Opens what is cached and builds what is not, or is damaged: `check` reads all of it for that."""
     if settings.template == "auto":
         settings = dataclasses.replace(settings, template=detect_template(model_dir))
     get_template(settings.template)  # its mistakes, and those of the tokenizer, come before any work
@@ -53,14 +56,14 @@ def prepare(
     paths = [Path(source.path).expanduser() for source in sources]
     meter = _Meter(2 * sum(identify(path).size for path in paths), progress)
     with _writable(cache):
-        cache.mkdir(parents=True, exist_ok=True)
+        make_folder(cache)
         _sweep(cache)
-        scans = [scan(path, cache, meter.add, range_bytes) for path in paths]
+    scans = [scan(path, meter.add, range_bytes) for path in paths]
     parts: list[Part] = []
     for source, path, found in zip(sources, paths, scans, strict=True):
         directory = cache / content_key(found.digest, settings, fingerprint)
         recipe = Recipe(path, settings, model_dir)
-        parts.append(_open_or_build(directory, recipe, found, source.weight, workers, meter))
+        parts.append(_open_or_build(directory, recipe, found, source.weight, workers, meter, check))
     for part in parts:
         _check_learnable(part)
     return Store(tuple(parts))
@@ -78,24 +81,24 @@ def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
 
 
 def _open_or_build(
-    directory: Path, recipe: Recipe, found: Scan, weight: float, workers: int, meter: "_Meter"
+    directory: Path, recipe: Recipe, found: Scan, weight: float, workers: int, meter: "_Meter", check: bool
 ) -> Part:
-    if part := _open(directory, recipe.path, weight):
+    with suppress(BrokenStore):
+        part = open_part(directory, recipe.path, weight, check=check)
         meter.add(found.identity.size)
         return part
     with _turn(directory):
-        if part := _open(directory, recipe.path, weight):  # another process built it meanwhile
+        damage = ""
+        try:
+            part = open_part(directory, recipe.path, weight)  # another process built it meanwhile
             meter.add(found.identity.size)
             return part
+        except BrokenStore as error:
+            if directory.exists():
+                damage = f"what was prepared of {recipe.path} is damaged and was made anew: {error}"
         _build(directory, recipe, found, workers, meter)
-        return open_part(directory, recipe.path, weight)
-
-
-def _open(directory: Path, path: Path, weight: float) -> Part | None:
-    """None if there is none, or a damaged one."""
-    with suppress(BrokenStore):
-        return open_part(directory, path, weight)
-    return None
+        part = open_part(directory, recipe.path, weight, check=False)
+        return dataclasses.replace(part, mended=damage)
 
 
 def _build(directory: Path, recipe: Recipe, found: Scan, workers: int, meter: "_Meter") -> None:
@@ -111,7 +114,7 @@ def _build(directory: Path, recipe: Recipe, found: Scan, workers: int, meter: "_
         with _writable(directory.parent, needed):
             if directory.exists():  # damaged
                 shutil.rmtree(directory)
-            temporary.mkdir()
+            make_folder(temporary)
             with Writer(temporary) as writer, closing(encode_ranges(recipe, found.ranges, workers)) as blocks:
                 for part, block in zip(found.ranges, blocks, strict=True):
                     writer.append(block)
@@ -142,7 +145,7 @@ def _check_learnable(part: Part) -> None:
 def _turn(directory: Path) -> Generator[None, None, None]:
     """Waits until no other process builds this directory."""
     with _writable(directory.parent):
-        file = _lock_of(directory.parent, directory.name).open("w")
+        file = _lock_of(directory.parent, directory.name)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -156,14 +159,14 @@ def _sweep(cache: Path) -> None:
     """Removes what killed builders left behind: theirs is a lock that nobody holds any more."""
     for leftover in cache.glob(".building-*-*"):
         # Its builder lives, or nobody can know, or the cache may only be read: it harms nobody.
-        with suppress(OSError), _lock_of(cache, leftover.name.split("-")[1]).open("w") as file:
+        with suppress(OSError), _lock_of(cache, leftover.name.split("-")[1]) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _lock_of(cache: Path, key: str) -> Path:
-    (cache / "locks").mkdir(exist_ok=True)
-    return cache / "locks" / key
+def _lock_of(cache: Path, key: str) -> IO[bytes]:
+    make_folder(cache / "locks")
+    return open_private(cache / "locks" / key, "ab")
 
 
 @contextmanager

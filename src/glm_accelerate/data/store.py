@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_accelerate.data.types import Place, Sample
+from glm_accelerate.runtime.folders import open_private
 
 FORMAT_VERSION = 3  # part of every key: raise it when what is written, or how text is encoded, changes
 REMARKS_KEPT = 5  # of each kind
@@ -92,6 +93,7 @@ class Part:
     offsets: NDArray[np.int64]
     targets: Int32s
     places: Int32s
+    mended: str = ""  # what was wrong with what stood there
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,11 @@ class Store:
         )
 
     @property
+    def mended(self) -> list[str]:
+        """What was damaged and had to be prepared again."""
+        return [part.mended for part in self.parts if part.mended]
+
+    @property
     def fingerprint(self) -> str:
         """Says which samples stand under which number, whatever directory they came from."""
         return hashlib.sha256("\n".join(part.key for part in self.parts).encode()).hexdigest()
@@ -165,9 +172,11 @@ def _plain(raw: Int32s) -> Int32s:
     return raw ^ (raw >> 31)  # ~t where negative
 
 
-def open_part(directory: Path, path: Path, weight: float) -> Part:
-    """Maps what stands in `directory`, prepared from the file at `path`; BrokenStore if it is damaged."""
-    report = _read_report(directory, path)
+def open_part(directory: Path, path: Path, weight: float, *, check: bool = True) -> Part:
+    """Maps what stands in `directory`, prepared from the file at `path`; BrokenStore if it is damaged.
+    `check` reads all of it: a bit that flipped on a disk would be trained on.
+    """
+    report, digests = _read_report(directory, path)
     counts = {
         "tokens": report.tokens,
         "offsets": report.samples + 1,
@@ -175,21 +184,32 @@ def open_part(directory: Path, path: Path, weight: float) -> Part:
         "places": report.samples,
     }
     arrays = {name: _map(directory / f"{name}.bin", counts[name], kind) for name, kind in _KINDS.items()}
-    offsets = arrays["offsets"]
-    if offsets[0] != 0 or offsets[-1] != report.tokens:
-        raise BrokenStore(f"{directory}: offsets.bin does not span tokens.bin")
-    return Part(directory.name, path, weight, report, **arrays)
+    for name in _KINDS if check else ():
+        if _digest(directory / f"{name}.bin") != digests.get(name):
+            raise BrokenStore(f"{directory}: {name}.bin is not what was written")
+    tokens, offsets, targets, places = (arrays[name] for name in _KINDS)
+    return Part(directory.name, path, weight, report, tokens, offsets, targets, places)
 
 
-def _read_report(directory: Path, path: Path) -> StoreReport:
+def _read_report(directory: Path, path: Path) -> tuple[StoreReport, dict[str, str]]:
+    """And the SHA-256 of each file. Reports of earlier versions have none: then they are damaged."""
     try:
         said: dict[str, Any] = json.loads((directory / "report.json").read_bytes())
         if said.pop("version") != FORMAT_VERSION:
             raise BrokenStore(f"{directory}: another format version")
+        digests = dict(said.pop("digests"))
         remarks = tuple(Remark(Place(str(path), line), reason) for line, reason in said.pop("remarks"))
-        return StoreReport(**said, remarks=remarks)
+        return StoreReport(**said, remarks=remarks), digests
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BrokenStore(f"{directory}: report.json: {error}") from error
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:  # a bad sector
+        raise BrokenStore(f"{path}: {error.strerror}") from error
 
 
 def _map(path: Path, count: int, kind: type[np.generic]) -> NDArray[Any]:
@@ -212,8 +232,9 @@ class Writer:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files = {name: (directory / f"{name}.bin").open("wb") for name in _KINDS}
-        self._files["offsets"].write(bytes(8))
+        self._files = {name: open_private(directory / f"{name}.bin", "wb") for name in _KINDS}
+        self._digests = {name: hashlib.sha256() for name in _KINDS}
+        self._write("offsets", bytes(8))
         self._samples = self._tokens = self._targets = self._truncated = self._bad = 0
         self._dropped = Counter[str]()
         self._remarks: dict[str, list[Remark]] = {}
@@ -233,10 +254,10 @@ class Writer:
 
     def append(self, block: Block) -> None:
         ends = self._tokens + np.cumsum(block.lengths, dtype=np.int64)
-        self._files["tokens"].write(block.tokens.data)
-        self._files["offsets"].write(ends.data)
-        self._files["targets"].write(block.targets.data)
-        self._files["places"].write(block.lines.data)
+        self._write("tokens", block.tokens.data)
+        self._write("offsets", ends.data)
+        self._write("targets", block.targets.data)
+        self._write("places", block.lines.data)
         self._samples += len(block.lengths)
         self._tokens += len(block.tokens)
         self._targets += int(block.targets.sum())
@@ -248,6 +269,10 @@ class Writer:
             if len(kept) < REMARKS_KEPT:
                 kept.append(remark)
 
+    def _write(self, name: str, content: bytes | memoryview) -> None:
+        self._files[name].write(content)
+        self._digests[name].update(content)
+
     def publish(self, destination: Path, source_bytes: int) -> None:
         """Everything on disk first, then one rename. If another process was first, its result stands."""
         for file in self._files.values():
@@ -256,6 +281,7 @@ class Writer:
             file.close()
         report = {
             "version": FORMAT_VERSION,
+            "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
             "samples": self._samples,
             "tokens": self._tokens,
             "targets": self._targets,
@@ -267,8 +293,8 @@ class Writer:
                 [remark.place.line, remark.reason] for kept in self._remarks.values() for remark in kept
             ],
         }
-        with (self._directory / "report.json").open("w", encoding="utf-8") as file:
-            json.dump(report, file, ensure_ascii=False, indent=1)
+        with open_private(self._directory / "report.json", "wb") as file:
+            file.write(json.dumps(report, ensure_ascii=False, indent=1).encode())
             file.flush()
             os.fsync(file.fileno())
         _sync(self._directory)

@@ -4,20 +4,40 @@ Only what lies between matrix products is compiled. Lengths are symbols, widths 
 compiled again when a step is longer or shorter than the one before.
 """
 
+import hashlib
+import platform
 import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from glm_accelerate.kernels.native.build import processor
 from glm_accelerate.kernels.triton_here import no_triton
 from glm_accelerate.runtime import env
+from glm_accelerate.runtime.folders import private_folder
+
+
+def keep_by_machine() -> None:
+    """Compiled code is kept by what it was compiled for, before torch.compile is first used: torch finds the
+    code of another processor, or of other settings, in a folder that they share, and crashes in it.
+    """
+    facts = [torch.__version__, sys.version, platform.machine(), *processor(), *env.processor_limits()]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    try:
+        env.keep_compiled(private_folder("inductor", key))
+    except PermissionError:  # torch's own choice is a name in /tmp that anybody can take first
+        env.keep_compiled(Path(tempfile.mkdtemp(prefix="glm-accelerate-")))
 
 
 @cache
 def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
+    keep_by_machine()
     return torch.compile(body, fullgraph=True)
 
 

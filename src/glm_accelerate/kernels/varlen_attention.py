@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.kernels.attention_path import FLASH, FLEX, VARLEN
+from glm_accelerate.kernels.compiled import keep_by_machine
 from glm_accelerate.runtime.device import send
 
 BLOCK = 128  # tokens of a block of FlexAttention's mask
@@ -114,6 +115,7 @@ def _behind(x_SKD: Tensor, prefix_KPD: Tensor, documents: Documents) -> Tensor:
 def _compiled_flex() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    keep_by_machine()
     return torch.compile(flex_attention)
 
 

@@ -1,43 +1,71 @@
-"""SHA-256 of large files that seldom change, remembered by path, size and time of change."""
+"""What reading a large file has found, its SHA-256 above all, remembered until somebody touches the file.
+
+Size, times and inode tell: the time of the last change of any kind (ctime) cannot be set back by a copy.
+"""
 
 import hashlib
+import json
 import os
-import re
+import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from glm_accelerate.runtime import env
+from glm_accelerate.runtime.folders import private_folder
 
-DIGEST = re.compile(rb"[0-9a-f]{64}")
 FRESH_NS = 2_000_000_000  # a file this young may change once more within one tick of its clock
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a file system says of a file without reading it."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
 def file_digest(path: Path) -> str:
-    """Of the whole content. What is remembered is never believed after the file was touched."""
-    path = path.resolve()
-    before = path.stat()
-    entry = _entry(path, before)
-    with suppress(OSError):  # not remembered yet
-        known = DIGEST.fullmatch(entry.read_bytes())
-        if known:
-            return known[0].decode()
+    """Of the whole content."""
+    before = identity_of(path.stat())
+    known = recall("digest", path, before)
+    if isinstance(known, str):
+        return known
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    unchanged = _entry(path, path.stat()) == entry
-    if unchanged and time.time_ns() - before.st_mtime_ns > FRESH_NS:
-        with suppress(OSError):  # a cache that cannot be written costs time only
-            _remember(entry, digest)
+    if identity_of(path.stat()) == before:
+        remember("digest", path, before, digest)
     return digest
 
 
-def _entry(path: Path, stat: os.stat_result) -> Path:
-    key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape"))
-    return env.cache_root() / "digests" / key.hexdigest()
+def identity_of(found: os.stat_result) -> Identity:
+    """Of a file's status."""
+    return Identity(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def _remember(entry: Path, digest: str) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = entry.with_name(f".{entry.name}.{os.getpid()}")
-    temporary.write_text(digest, encoding="ascii")
-    temporary.replace(entry)
+def recall(kind: str, path: Path, identity: Identity) -> Any:
+    """What was remembered of this very file; None if nothing was."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        entry = json.loads(_entry(kind, path).read_bytes())
+        return entry["found"] if entry["identity"] == asdict(identity) else None
+    return None
+
+
+def remember(kind: str, path: Path, identity: Identity, found: object) -> None:
+    """One entry a file. A cache that cannot be written costs time only."""
+    if time.time_ns() - identity.ctime_ns <= FRESH_NS:
+        return
+    with suppress(OSError):
+        entry = _entry(kind, path)
+        descriptor, name = tempfile.mkstemp(dir=entry.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"identity": asdict(identity), "found": found}, file)
+        Path(name).replace(entry)
+
+
+def _entry(kind: str, path: Path) -> Path:
+    key = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + kind.encode())
+    return private_folder("digests") / f"{key.hexdigest()[:32]}.json"

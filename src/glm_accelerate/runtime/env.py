@@ -5,6 +5,9 @@ Nothing else reads `os.environ`, so everything that can silently change a run is
 
 import os
 import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +52,29 @@ def launched() -> Launched | None:
 def cache_root() -> Path:
     """Where tokenized data is kept: GLM_ACCELERATE_CACHE, else in the user's cache directory."""
     own = os.environ.get("GLM_ACCELERATE_CACHE")
+    with _homes_named():
+        return Path(own).expanduser() if own else _users_cache()
+
+
+def private_roots() -> list[Path]:
+    """Where this user may have a folder that is nobody else's, the best place first."""
+    roots: list[Path] = []
+    with suppress(UserError):
+        roots.append(cache_root())
+    with suppress(UserError), _homes_named():
+        roots.append(_users_cache())
+    return [*dict.fromkeys(roots), Path(tempfile.gettempdir()) / f"glm-accelerate-{os.geteuid()}"]
+
+
+def _users_cache() -> Path:
     shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "glm-accelerate"
+
+
+@contextmanager
+def _homes_named() -> Generator[None]:
     try:
-        if own:
-            return Path(own).expanduser()
-        return (Path(shared) if shared else Path.home() / ".cache") / "glm-accelerate"
+        yield
     except RuntimeError as error:  # no HOME, and a user of whom the system knows nothing, as in a container
         raise UserError(
             "this user has no home directory to keep a cache in",
@@ -170,6 +191,13 @@ def processor_limits() -> tuple[str, str]:
     """What oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) are told to use of the processor."""
     products = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
     return products.upper(), os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
+
+
+def keep_compiled(folder: Path) -> None:
+    """Where torch.compile keeps its code, unless TORCHINDUCTOR_CACHE_DIR says otherwise. Before its first
+    use.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def _quota(file: Path, otherwise: int) -> int:

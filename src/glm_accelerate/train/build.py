@@ -121,7 +121,7 @@ def built(
         crowd = neighbours(pick_device()) if ranks.first else []
         failed = [f"the proof of {one.name} failed: {one.said}" for one in proofs if not one.ok]
         odd = unusual(config, model.sizes, int(settled.inputs.train.lengths.max()))
-        for warning in [*notes, *warnings, *failed, *odd, *crowd]:
+        for warning in [*settled.mended, *notes, *warnings, *failed, *odd, *crowd]:
             events.emit("warning", {"said": warning})
         run = _run(settled, model, optimizer, progress, events, half, held_before)
         try:

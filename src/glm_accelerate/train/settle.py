@@ -54,6 +54,7 @@ class Settled:
     inputs: Inputs
     plan: RunPlan
     prints: dict[str, str]
+    mended: list[str]  # prepared data that were damaged
 
 
 def settle(
@@ -69,8 +70,10 @@ def settle(
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
     ranks.doing.phase = "preparing data"
-    ranks.decide(lambda: open_inputs(config.data, model_dir, on_read) and None)
-    inputs = open_inputs(config.data, model_dir)
+    mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).mended)
+    place = launched()
+    first_here = place is not None and place.local == 0 and not ranks.first  # on a machine with its own cache
+    inputs = open_inputs(config.data, model_dir, check=first_here)
 
     def make_plan() -> dict[str, Any]:
         ground = Ground(family, sizes, inputs, detect(), ranks.count)
@@ -90,7 +93,9 @@ def settle(
         return prints
 
     prints = ranks.decide(record)
-    return Settled(config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs, plan, prints)
+    return Settled(
+        config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs, plan, prints, mended
+    )
 
 
 def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -143,15 +144,44 @@ def test_another_file_leaves_the_first_alone(data: Path, model: Path, tmp_path: 
     assert len(directories(cache)) == 2
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "report.json"])
-def test_a_broken_cache_is_built_again(data: Path, model: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "targets.bin", "places.bin", "report.json"])
+@pytest.mark.parametrize("damage", ["cut off", "altered"])
+def test_a_broken_cache_is_built_again_and_named(
+    data: Path, model: Path, tmp_path: Path, name: str, damage: str
+) -> None:
     cache = tmp_path / "cache"
-    good = everything(run(data, model, cache))
+    first = run(data, model, cache)
+    good = everything(first)
+    assert first.mended == []
     (directory,) = directories(cache)
     content = (directory / name).read_bytes()
-    (directory / name).write_bytes(content[:-5])
-    assert everything(run(data, model, cache)) == good
-    assert (directory / name).stat().st_size == len(content)
+    (directory / name).write_bytes(content[:-5] if damage == "cut off" else content[:-8] + bytes(8))
+    again = run(data, model, cache)
+    assert everything(again) == good
+    (mended,) = again.mended
+    assert mended.startswith(f"what was prepared of {data} is damaged and was made anew: ")
+    assert name in mended
+    assert (directory / name).read_bytes() == content
+    assert run(data, model, cache).mended == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nobody_else_reads_it_whatever_the_umask(
+    data: Path, model: Path, tmp_path: Path, request: pytest.FixtureRequest, shared: bool
+) -> None:
+    cache = tmp_path / "cache"
+    before = os.umask(0)
+    request.addfinalizer(lambda: os.umask(before))
+    if shared:
+        cache.mkdir()
+        cache.chmod(0o2770)
+    assert len(run(data, model, cache)) == 199
+    (directory,) = directories(cache)
+    folders = [cache, directory, cache / "locks"]
+    files = [*directory.iterdir(), *(cache / "locks").iterdir()]
+    assert len(files) == 6
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o770 if shared else 0o700}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o660 if shared else 0o600}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -96,7 +96,7 @@ def test_a_source_without_samples_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "targets.bin", "places.bin", "report.json"])
-@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "empty"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "empty", "one bit"])
 def test_damage_is_seen(tmp_path: Path, name: str, damage: str) -> None:
     directory = write(tmp_path, "key", block([[1, 2], [3]], [1, 2]))
     file = directory / name
@@ -106,6 +106,8 @@ def test_damage_is_seen(tmp_path: Path, name: str, damage: str) -> None:
             file.write_bytes(content[:-3])
         case "longer":
             file.write_bytes(content + b"\0\0\0\0")
+        case "one bit":
+            file.write_bytes(bytes([*content[:-4], content[-4] ^ 4, *content[-3:]]))
         case "empty":
             file.write_bytes(b"")
         case _:
@@ -122,11 +124,17 @@ def test_another_format_version_is_not_read(tmp_path: Path) -> None:
         open_part(directory, SOURCE, 1.0)
 
 
-def test_offsets_must_span_the_tokens(tmp_path: Path) -> None:
+def test_altered_offsets_are_seen(tmp_path: Path) -> None:
     directory = write(tmp_path, "key", block([[1, 2], [3]], [1, 2]))
-    np.array([0, 2, 4], np.int64).tofile(directory / "offsets.bin")
-    with pytest.raises(BrokenStore, match="offsets"):
+    np.array([0, 1, 3], np.int64).tofile(directory / "offsets.bin")
+    with pytest.raises(BrokenStore, match=r"offsets\.bin is not what was written"):
         open_part(directory, SOURCE, 1.0)
+
+
+def test_what_another_rank_has_checked_is_not_read_once_more(tmp_path: Path) -> None:
+    directory = write(tmp_path, "key", block([[1, 2], [3]], [1, 2]))
+    np.array([1, 2, 4], np.int32).tofile(directory / "tokens.bin")
+    assert open_part(directory, SOURCE, 1.0, check=False).tokens.tolist() == [1, 2, 4]
 
 
 def test_the_first_to_publish_stands(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The compiled forms of the operators by the house rule, and that no other length compiles anything again."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +93,32 @@ def test_cross_entropy() -> None:
 
     assert count(one, (33, 7, 200)) == 0
     one(1)  # a single row stays eager
+
+
+def test_compiled_code_is_kept_by_processor_and_settings(tmp_path: Path) -> None:
+    """In processes of their own, because torch reads where it keeps it once."""
+    script = """
+import torch
+from glm_accelerate.kernels.compiled import keep_by_machine
+keep_by_machine()
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+print(cache_dir())
+"""
+
+    def folder(**settings: str) -> Path:
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("TORCHINDUCTOR_CACHE_DIR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+        }
+        environment |= {"GLM_ACCELERATE_CACHE": str(tmp_path / "cache"), **settings}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        return Path(done.stdout.strip())
+
+    plain = folder()
+    assert plain.parent == tmp_path / "cache" / "inductor"
+    assert plain == folder()
+    assert len({plain, folder(ATEN_CPU_CAPABILITY="avx2"), folder(ONEDNN_MAX_CPU_ISA="AVX2")}) == 3
+    assert folder(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "own")) == tmp_path / "own"

@@ -285,3 +285,38 @@ def test_a_compiler_that_fails_is_reported(
     request.addfinalizer(build.load.cache_clear)
     assert build.load() == f"{broken} failed: error: no such thing"
     assert list((tmp_path / "cache" / "native").iterdir()) == []
+
+
+def test_a_library_that_others_could_have_written_is_never_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A processor by its file alone, and a compiler whose libraries no system loads."""
+    cpuinfo, compiler, cache = tmp_path / "cpuinfo", tmp_path / "compiler", tmp_path / "cache" / "native"
+    cpuinfo.write_text("flags : amx_bf16 amx_tile\n")
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo made > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr("glm_accelerate.runtime.processor.CPUINFO", cpuinfo)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(cache.parent))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    request.addfinalizer(build.load.cache_clear)
+
+    def load() -> None:
+        build.load.cache_clear()
+        with pytest.raises(OSError, match=str(tmp_path)):
+            build.load()
+
+    load()
+    (library,) = cache.iterdir()
+    assert library.stat().st_mode & 0o777 == 0o700
+    library.write_text("planted")
+    library.chmod(0o766)
+    load()
+    assert library.read_text() == "made\n"  # compiled anew
+    library.write_text("planted")
+    cache.chmod(0o777)
+    load()
+    assert library.read_text() == "planted"
+    assert (tmp_path / "home" / "glm-accelerate" / "native" / library.name).read_text() == "made\n"

@@ -1,13 +1,10 @@
 """What may differ on a resume: never, when accepted by name, or at the cost of the last bit."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from glm_accelerate.runtime import digests
-from glm_accelerate.runtime.digests import file_digest
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.fingerprints import model_content
 from glm_accelerate.train.mismatch import ACCEPTABLE, SUBJECTS, Mismatched, check, compare
@@ -55,29 +52,6 @@ def test_what_schema_1_recorded_is_compared_as_far_as_it_goes() -> None:
     assert "recorded less" in warning
     with pytest.raises(UserError, match="the data is not"):
         check({**then, "environment": "e", "data": "9999"}, NOW, "here")
-
-
-def test_digests_are_remembered_until_the_file_is_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "weights"
-    file.write_bytes(b"one")
-    first = file_digest(file)
-    assert not list((tmp_path / "cache").rglob("*"))  # too fresh to be trusted
-    os.utime(file, ns=(0, 10**18))
-    assert file_digest(file) == first
-    (entry,) = (tmp_path / "cache" / "digests").iterdir()
-    entry.write_text("a" * 64)
-    assert file_digest(file) == "a" * 64  # it is the memory that answers
-    entry.write_bytes(b"\xff rubbish")
-    assert file_digest(file) == first
-    file.write_bytes(b"two")
-    assert file_digest(file) != first
-    monkeypatch.setattr(digests, "FRESH_NS", -(10**30))
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(tmp_path / "file"))  # where nothing can be written
-    assert file_digest(tmp_path / "file")
 
 
 def test_one_flipped_bit_makes_another_model(make_model: Callable[..., Path]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from glm_accelerate.runtime import env
+from glm_accelerate.runtime.folders import is_ours, private_folder
 from glm_accelerate.runtime.processor import CPUINFO, processor_flags
 
 UNIT = "library.cpp"  # includes the others
@@ -22,6 +23,7 @@ FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math"),
     *("-std=gnu++20", "-fPIC", "-shared", "-fopenmp", "-DAT_PARALLEL_OPENMP=1", "-Wno-psabi"),
 )
+KINDS = ("model", "flags", "cpu family", "stepping", "Features", "CPU ")  # the last two: ARM
 
 
 def lacking() -> str | None:
@@ -39,11 +41,14 @@ def load() -> str | None:
     if said is not None:
         return said
     here = Path(__file__).parent
-    identity = hashlib.sha256("\n".join([torch.__version__, *FLAGS, *_processor()]).encode())
+    identity = hashlib.sha256("\n".join([torch.__version__, *FLAGS, *processor()]).encode())
     for source in sorted([*here.glob("*.cpp"), *here.glob("*.h")]):
         identity.update(source.read_bytes())
-    library = env.cache_root() / "native" / f"{identity.hexdigest()[:32]}.so"
-    if not library.is_file():
+    try:
+        library = private_folder("native") / f"{identity.hexdigest()[:32]}.so"
+    except PermissionError as error:  # whoever can write there would have their code run
+        return str(error.strerror)
+    if not (library.is_file() and is_ours(library)):
         failed = _compile(here, library)
         if failed is not None:
             return failed
@@ -51,18 +56,17 @@ def load() -> str | None:
     return None if torch.ops.glm_accelerate.multiplies() else "this torch multiplies no packed bfloat16 here"
 
 
-def _processor() -> list[str]:
+def processor() -> list[str]:
     """What is the same for every core: a library is only used on the kind that it was made for."""
     if not CPUINFO.is_file():
         return []
     lines = CPUINFO.read_text().split("\n\n")[0].splitlines()
-    return [line for line in lines if line.startswith(("model", "flags", "cpu family", "stepping"))]
+    return [line for line in lines if line.startswith(KINDS)]
 
 
 def _compile(here: Path, library: Path) -> str | None:
     """Published by renaming, so that processes that compile at once do not see half of it."""
     root = Path(torch.__file__).parent
-    library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / "library.so"
         include = (root / "include", root / "include" / "torch" / "csrc" / "api" / "include")
@@ -72,5 +76,6 @@ def _compile(here: Path, library: Path) -> str | None:
         if done.returncode != 0:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             return f"{words[0]} failed: {reason}"
+        made.chmod(0o700)
         os.replace(made, library)
     return None
