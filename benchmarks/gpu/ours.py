@@ -27,6 +27,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.flops import Trained, step_flops
+from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.step import update
 
 LORA = LoraSettings(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj"))  # as stock
@@ -35,6 +36,7 @@ LISTED = 12  # operators of the breakdown
 
 def ours(case: Case, device: torch.device, tiny: bool) -> Iterator[Finding]:
     """A finding for each way to keep activations. The model is made once; what trains begins anew."""
+    repeat_exactly(device)  # as every run does
     torch.manual_seed(0)
     model = made(case, device, tiny)
     best = peak(device, "bfloat16", peak_seconds(tiny))

@@ -1,4 +1,6 @@
-"""Logits and gradients of a packed row against transformers, which gets one document at a time."""
+"""Logits and gradients of a packed row against transformers, which gets one document at a time; and that a
+run, as the trainer sets it up, computes the same bits twice.
+"""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,13 +14,14 @@ from torch.nn import functional as F
 from transformers import Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM
 
 from benchmarks.gpu.finding import Finding
-from benchmarks.gpu.model import TINY
+from benchmarks.gpu.model import GLM_4_9B_0414, TINY, random_decoder
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import Arrangement, aligned
 from glm_accelerate.data.types import Batch, Place, Sample
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
+from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.step import batch_loss
 
 LENGTHS = (5, 17, 64, 42)  # documents of the packed row
@@ -51,7 +54,7 @@ def oracle(family: str) -> Any:
 
 
 def parity(device: torch.device, tiny: bool) -> Iterator[Finding]:
-    """Logits and gradients of a packed row against transformers, which gets one document at a time."""
+    """Of both families, in float32 and bfloat16."""
     for family in ("glm4", "glm"):
         theirs = oracle(family)
         with tempfile.TemporaryDirectory() as directory:
@@ -65,6 +68,25 @@ def parity(device: torch.device, tiny: bool) -> Iterator[Finding]:
                 yield compare(
                     family, dtype, packed(ours, documents), by_document(theirs.to(dtype), documents), exact
                 )
+    yield twice(device, tiny)
+
+
+def twice(device: torch.device, tiny: bool) -> Finding:
+    """Gradients of a block of full size: enough tokens and documents for sums that race to differ."""
+    repeat_exactly(device)
+    torch.manual_seed(0)
+    model = random_decoder((TINY if tiny else GLM_4_9B_0414) | {"num_hidden_layers": 1}, device)
+    model.requires_grad_(True)
+    lengths = LENGTHS if tiny else (9_000, 3_001, 4_000, 17)
+    documents = [torch.randint(3, model.sizes.vocabulary, (length,)) for length in lengths]
+    batch = row_of_all([sample(tokens) for tokens in documents])
+    found: list[list[Tensor]] = []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        batch_loss(model, batch, device).backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    apart = sum(not torch.equal(one, other) for one, other in zip(*found, strict=True))
+    return Finding("same gradients twice", apart == 0, {"of": len(found[0]), "that differ": apart})
 
 
 def by_document(model: Any, documents: list[Tensor]) -> Outputs:

@@ -61,6 +61,7 @@ def test_what_is_checked_needs_none_of_our_dependencies(tmp_path: Path, hidden: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(figures(findings, "parity ")) == 4
     assert len(figures(findings, "operator ")) == 11
+    assert figures(findings, "same gradients twice")[0]["of"] > 10
     assert all(finding["ok"] for finding in findings if finding["part"] != "machine")
 
 
