@@ -49,6 +49,14 @@ def test_one_question(model_dir):
     assert done.stdout == shown(answer_of(model_dir, "hello", 12)) + "\n"
 
 
+def test_help_is_not_a_question(model_dir):
+    words = [*VERB, "chat", str(model_dir), "--max-new-tokens", "4"]
+    done = subprocess.run(words, input="/help\n/?\n", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("/clear forgets the conversation") == 3
+    assert "".join(done.stdout.split("/help shows this.")).count("\n> ") == 3
+
+
 def test_what_is_no_text_is_asked_all_the_same(model_dir):
     """As typed in another encoding; the conversation goes on."""
     words = [*VERB, "chat", str(model_dir), "--max-new-tokens", "4"]

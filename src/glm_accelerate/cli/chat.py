@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from glm_accelerate.generate.chat import Chat
 
+COMMANDS = "/clear forgets the conversation, Ctrl-C ends an answer, Ctrl-D leaves, /help shows this."
 HELP = "Talk to a model: a run, a checkpoint, an adapter with its base, or any GLM directory."
 
 
@@ -73,7 +74,7 @@ def converse(console: "Console", chat: "Chat") -> None:
     """Until Ctrl-D."""
     with suppress(ImportError):
         import_module("readline")  # line editing and history, where there is one
-    console.print("/clear forgets the conversation, Ctrl-C ends an answer, Ctrl-D leaves.", style="dim")
+    console.print(COMMANDS, style="dim")
     while True:
         try:
             question = _readable(input("> ")).strip()
@@ -88,6 +89,8 @@ def converse(console: "Console", chat: "Chat") -> None:
             continue
         if question == "/clear":
             chat.clear()
+        elif question in ("/help", "/?"):
+            console.print(COMMANDS, style="dim")
         elif question:
             try:
                 answer(console, chat, question)

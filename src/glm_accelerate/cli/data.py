@@ -132,7 +132,8 @@ def show_batching(console: "Console", store: "Store", plan: "RunPlan", batching:
     from glm_accelerate.data.measure import useful_shares
 
     step = plan.step_samples or max(1, round((plan.step_tokens or 0) / float(store.lengths.mean())))
-    console.print(Text.assemble(("\nUseful share of what is computed", "bold"), f"  steps of {step} samples"))
+    said = f"  steps of {step} samples; a bucket's width is a multiple of 64 or more, so that shapes are few"
+    console.print(Text.assemble(("\nUseful share of what is computed", "bold"), said), soft_wrap=True)
     for useful in useful_shares(store.lengths, step, plan.micro_tokens):
         chosen = " <- this config" if useful.way.partition(",")[0] == batching else ""
         shares = f"{useful.share:.0%}, {1 - useful.share:.0%} wasted"

@@ -42,7 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="an adapter, a model or a checkpoint to begin with",
     )
     parser.add_argument(
-        "--accept", action="append", default=[], metavar="WHAT", help="go on although this has changed"
+        "--accept",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help=f"go on although this has changed, one or several of {', '.join(sorted(EVERY))}",
     )
     parser.add_argument(
         "--accept-changes", action="store_true", help="go on whatever of the run's config has changed"
@@ -64,6 +68,12 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     if args.nproc < 1:
         raise UserError(f"--nproc is {args.nproc}, 1 or more is wanted")
+    if args.accept:  # `--accept order schedule` and `--accept order,schedule` are meant so, too
+        args.accept = [
+            *(name for said in args.accept for name in said.split(",")),
+            *(word for word in args.overrides if word in EVERY),
+        ]
+        args.overrides = [word for word in args.overrides if word not in EVERY]
     strange = set(args.accept) - EVERY
     if strange:
         raise UserError(f"--accept {strange.pop()}: no such thing", cure=f"one of {', '.join(sorted(EVERY))}")

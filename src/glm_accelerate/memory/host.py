@@ -1,5 +1,6 @@
 """What a run takes of host memory and of disk, beside the device."""
 
+from glm_accelerate.config.amount import write_amount
 from glm_accelerate.memory.job import Item, Job
 from glm_accelerate.memory.optimizer_state import state_bytes, trained
 from glm_accelerate.memory.weights import WIDE, away_bytes, weights_of
@@ -42,5 +43,5 @@ def disk_items(job: Job) -> list[Item]:
     """Checkpoints hold weights that train and their moments; one more is there while it is written."""
     whole = sum(weight.part(1) for weight in trained(job)) * WIDE
     size = whole + state_bytes(job) * job.shards
-    why = f"{job.kept_saves} checkpoints and the one being written, {size / 1e6:,.0f} MB each"
+    why = f"{job.kept_saves} checkpoints and the one being written, {write_amount(size)} each"
     return [Item("checkpoints", size * (job.kept_saves + 1), why, "disk")]

@@ -13,9 +13,10 @@ def locate(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise UserError(
-                "no config.json in the model directory", where=path, cure="name the directory that has it"
-            )
+            cure = "name the directory that has it"
+            if (path / "adapter_config.json").is_file():
+                cure = "it is an adapter: name its base here, and begin with it by --init-from"
+            raise UserError("no config.json in the model directory", where=path, cure=cure)
         return path
     if name.startswith("modelscope:"):
         return _from_modelscope(name.removeprefix("modelscope:"))

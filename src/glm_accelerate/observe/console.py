@@ -106,7 +106,10 @@ class ConsoleObserver:
         self._steps = int(number(event, "steps"))
         trained = f"{number(event, 'trained_parameters'):,.0f} trained parameters"
         about = [str(event.get("family")), str(event.get("method")), str(event.get("device")), trained]
-        steps = f"steps {number(event, 'step') + 1:,.0f} to {self._steps:,}"
+        done = int(number(event, "step"))
+        steps = (
+            f"steps {done + 1:,} to {self._steps:,}" if done < self._steps else f"all {done:,} steps are done"
+        )
         self._say(Text(" · ".join([*about, steps]), "bold"))
 
     def _step(self, event: Event) -> None:

@@ -37,7 +37,8 @@ class ConfigChanged(UserError):
     def __init__(self, run: Path, changes: list[Change]) -> None:
         self.changes = changes
         keys = ", ".join(change.key for change in changes)
-        flags = " ".join(dict.fromkeys(change.flag for change in changes))
+        names = dict.fromkeys(name for change in changes for name in change.flag.split()[1::2])
+        flags = " ".join(f"--accept {name}" for name in names)
         cure = f"{flags} (or --accept-changes for all) to go on with it, or --run DIR for a new run"
         super().__init__(f"the config of this run has changed: {keys}", where=run, cure=cure)
 
@@ -84,12 +85,19 @@ def differences(then: RunConfig, now: RunConfig) -> list[Change]:
     """Every key that differs, with both values."""
     before, after = then.model_dump(mode="json"), now.model_dump(mode="json")
     return [
-        Change(f"{section}.{key}", before[section][key], after[section][key], f"--accept {name}")
+        Change(f"{section}.{key}", before[section][key], after[section][key], flag)
         for section in after
         for key in after[section]
         if before[section][key] != after[section][key]
-        for name in [accepted_as(f"{section}.{key}")]
+        for flag in [_flag(f"{section}.{key}", now)]
     ]
+
+
+def _flag(key: str, now: RunConfig) -> str:
+    """What accepts a changed key, with what follows: steps of another size are another number in an epoch."""
+    name = accepted_as(key)
+    longer = key in ("train.step_samples", "train.step_tokens") and now.train.steps is None
+    return f"--accept {name}" + (" --accept schedule" if longer else "")
 
 
 def choose_start(run: Path, resume: str) -> Choice:

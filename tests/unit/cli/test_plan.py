@@ -46,6 +46,7 @@ def test_what_fits_is_said_with_time_and_cost(folder: Path, capsys: pytest.Captu
     assert "40% of 165.2 TFLOP/s, assumed" in out
     assert "\ncost 0." in out
     assert "ladder" not in out
+    assert " MB each" not in out  # one kind of unit
     for name in (
         "parameters",
         "optimizer",

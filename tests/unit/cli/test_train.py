@@ -9,6 +9,8 @@ from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.train import run
 from glm_accelerate.train.directory import Change, ConfigChanged
+from glm_accelerate.train.mismatch import EVERY
+from glm_accelerate.train.settle import Start
 
 
 @pytest.fixture
@@ -49,3 +51,32 @@ def test_an_unset_variable_is_no_directory(
     assert main(words) == 2
     assert "it is empty: a shell's variable that is not set?" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == [config]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--accept", "order", "--accept", "schedule"],
+        ["--accept", "order", "schedule"],
+        ["--accept", "order,schedule"],
+        ["--accept", "order", "train.steps=3", "schedule"],
+    ],
+)
+def test_several_changes_are_accepted_in_any_form(
+    words: list[str], config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted: list[frozenset[str]] = []
+
+    def trained(*_: object, start: Start, **__: object) -> run.Result:
+        accepted.append(start.accept)
+        return run.Result(Path("run"), 1, "done", 0.0, {})
+
+    monkeypatch.setattr(run, "train", trained)
+    assert main(["train", config, *words]) == 0
+    assert accepted == [frozenset({"order", "schedule"})]
+
+
+def test_help_names_what_can_be_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert set(" ".join(capsys.readouterr().out.split()).replace(",", "").split()) >= EVERY

@@ -105,3 +105,9 @@ def test_an_untied_head_must_be_there_and_a_tied_one_may_be(make_model: Callable
     path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
     with pytest.raises(UserError, match=r"1 tensors missing: lm_head\.weight"):
         load_model(directory)
+
+
+def test_an_adapter_in_the_place_of_a_model_is_told_where_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"it is an adapter: .* --init-from"):
+        load_model(tmp_path)

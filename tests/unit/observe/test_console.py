@@ -196,3 +196,9 @@ def test_the_start_shows_plan_proofs_and_where_it_goes_on() -> None:
     lines = text(console).splitlines()
     assert lines[1].split() == ["steps", "1,200", "the", "config"]
     assert lines[2:] == ["✓ labels fine", "✗ [template] differs", "going on after step 600 of 1,200"]
+
+
+def test_a_finished_run_that_starts_again_has_no_steps() -> None:
+    console = screen(terminal=False)
+    ConsoleObserver(console, clock=Clock()).observe({**START, "kind": "resume", "step": 100})
+    assert plain(console) == ["glm4 · lora · cpu · 1,234,567 trained parameters · all 100 steps are done"]

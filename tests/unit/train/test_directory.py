@@ -12,7 +12,13 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.checkpoint.save import save
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.directory import ConfigChanged, choose_start, keep_config, read_first
+from glm_accelerate.train.directory import (
+    ConfigChanged,
+    choose_start,
+    differences,
+    keep_config,
+    read_first,
+)
 from glm_accelerate.train.mismatch import EVERY
 
 
@@ -108,3 +114,19 @@ def test_a_changed_config_says_what_accepts_it(tmp_path: Path) -> None:
     keep_config(tmp_path, changed, {"schedule", "order", "config"})
     keep_config(tmp_path, changed, ())
     keep_config(tmp_path, config(), EVERY)
+
+
+def test_a_change_that_moves_the_end_too_names_both(tmp_path: Path) -> None:
+    """Steps of another size are another number in an epoch: one refusal has to do."""
+
+    def config(**train: Any) -> RunConfig:
+        data = {"train": "t"}
+        return RunConfig.model_validate({"model": {"path": "m"}, "data": data, "train": train})
+
+    def flags(then: RunConfig, now: RunConfig) -> str:
+        return str(ConfigChanged(tmp_path, differences(then, now))).partition("(")[2].partition(" (or")[0]
+
+    shorter = config(epochs=2.0, step_samples=4)
+    assert set(flags(config(epochs=2.0), shorter).split()[1::2]) == {"order", "schedule"}
+    assert len(flags(config(epochs=3.0), shorter).split()) == 4  # each once
+    assert flags(config(steps=9), config(steps=9, step_samples=4)) == "--accept order"
