@@ -76,7 +76,9 @@ def enough(result: "Result") -> str:
     """What the samples are enough for, and what not."""
     left_out = f" ({result.by['left_out']} left out)" if "left_out" in result.by else ""
     if result.fewest >= result.total:
-        return f"All {result.total:,} samples{left_out}: exact for these, not for other text."
+        return (
+            f"All {result.total:,} samples{left_out}: exact for these; other text would give other figures."
+        )
     compare = f"Enough to compare steps on the same {result.samples:,}; for"
     return (
         f"Intervals are for the figure of all {result.total:,} samples{left_out}. "

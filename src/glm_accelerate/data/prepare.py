@@ -138,7 +138,7 @@ def _check_learnable(part: Part) -> None:
     )
     where = report.remarks[0].place if report.remarks else part.path
     cure = "look at the answers in it, data.train_on, data.max_tokens and data.overlong"
-    raise UserError(f"nothing in this file can be learnt: {reasons}", where=where, cure=cure)
+    raise UserError(f"no sample of this file has anything to train on: {reasons}", where=where, cure=cure)
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
         yield "## What it cost training\n"
         yield (
             f"It waited {sum(waits):,.2f} s for {len(waits):,} {what}, at most {max(waits):,.2f} s for one: "
-            f"{sum(waits) / whole:.2%} of {whole:,.0f} s. Half of its steps took less than "
+            f"{sum(waits) / whole:.2%} of {whole:,.0f} s. The median step took "
             f"{median(steps):,.3f} s.\n"
         )
 

@@ -45,7 +45,7 @@ def show_memory(memory: Memory, console: Console) -> None:
         for item in items:
             table.add_row(Text(item.what), Text(write_amount(item.bytes)), Text(item.why))
         if items:
-            said = f"at its most, in the {memory.phase}" if where == "device" else ""
+            said = f"peak, in the {memory.phase}" if where == "device" else ""
             table.add_row(Text(words, "bold"), Text(write_amount(estimate.total(where)), "bold"), Text(said))
     console.print(table)
     room = write_amount(memory.room)

@@ -26,5 +26,5 @@ def prove_isolation(model: Decoder) -> Proof:
         return Proof("isolation", False, "activations are not finite: the model's weights are damaged")
     apart = (first[LENGTHS[0] :] - second[LENGTHS[0] :]).abs().max().item()
     moved = (first[: LENGTHS[0]] - second[: LENGTHS[0]]).abs().max().item()
-    said = f"another document changed by {moved:.2g}, the others by {apart:.2g}"
+    said = f"one document replaced: its own activations moved by {moved:.2g}, its neighbours' by {apart:.2g}"
     return Proof("isolation", apart == 0.0 and moved > 0.0, said)

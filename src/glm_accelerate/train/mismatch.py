@@ -20,7 +20,7 @@ SUBJECTS: dict[str, tuple[Verdict, str]] = {
     "adapt": ("never", "other tensors are trained, or they mean something else"),
     "optimizer": ("never", "the moments do not fit"),
     "order": ("ask", "the samples from here on are others: some come twice, some never"),
-    "schedule": ("ask", "the rate jumps, or the end lies elsewhere"),
+    "schedule": ("ask", "the learning rate jumps, or the run ends at another step"),
     "updates": ("ask", "the moments go on under other settings"),
     "dropout": ("ask", "the adapter goes on with another share dropped"),
     "precision": ("ask", "sums round differently from here on"),
@@ -97,7 +97,7 @@ def check(
     if refused:
         raise Mismatched(refused, where)
     warnings = [
-        f"{m.name} was {m.then}, is {m.now}: {m.consequence}, not bit-identical any more" for m in found
+        f"{m.name} was {m.then}, now {m.now}: {m.consequence}; no longer bit-identical" for m in found
     ]
     if "environment" in then:
         warnings.append(

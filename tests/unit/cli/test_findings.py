@@ -51,7 +51,7 @@ def test_all_samples_leave_nothing_open_but_other_text() -> None:
     exact = replace(RESULT, samples=4000, asked=0, ci95=(2.1139, 2.1139), metrics={}, against=None)
     rows = shown(Findings(exact))
     assert rows[1].split() == ["loss", "2.1139", "exact", "4,000", "of", "4,000"]
-    assert "All 4,000 samples: exact for these, not for other text." in rows[3]
+    assert "All 4,000 samples: exact for these; other text would give other figures." in rows[3]
 
 
 def test_answers_alone_are_exact_where_all_were_asked() -> None:

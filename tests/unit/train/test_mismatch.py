@@ -24,8 +24,8 @@ def test_each_difference_has_its_verdict(name: str) -> None:
     assert (found.name, found.then, found.now) == (name, "something else", NOW[name])
     if SUBJECTS[name][0] == "warn":
         (warning,) = check(then, NOW, "here")
-        assert f"{name} was something else, is {NOW[name]}" in warning
-        assert "not bit-identical" in warning
+        assert f"{name} was something else, now {NOW[name]}" in warning
+        assert "no longer bit-identical" in warning
         return
     with pytest.raises(Mismatched, match=f"the {name} is not what this checkpoint was made with") as caught:
         check(then, NOW, "here", ACCEPTABLE - {name})
