@@ -73,7 +73,6 @@ def parity(device: torch.device, tiny: bool) -> Iterator[Finding]:
 
 def twice(device: torch.device, tiny: bool) -> Finding:
     """Gradients of a block of full size: enough tokens and documents for sums that race to differ."""
-    repeat_exactly(device)
     torch.manual_seed(0)
     model = random_decoder((TINY if tiny else GLM_4_9B_0414) | {"num_hidden_layers": 1}, device)
     model.requires_grad_(True)
@@ -83,7 +82,8 @@ def twice(device: torch.device, tiny: bool) -> Finding:
     found: list[list[Tensor]] = []
     for _ in range(2):
         model.zero_grad(set_to_none=True)
-        batch_loss(model, batch, device).backward()
+        with repeat_exactly(device):
+            batch_loss(model, batch, device).backward()
         found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     apart = sum(not torch.equal(one, other) for one, other in zip(*found, strict=True))
     return Finding("same gradients twice", apart == 0, {"of": len(found[0]), "that differ": apart})

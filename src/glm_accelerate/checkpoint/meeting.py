@@ -26,23 +26,23 @@ class SaveFailed(UserError):
 
 
 class Patience:
-    """How long to wait for a save: as long as what is written in its directory grows, and then `limit`
-    seconds. So a slow disk loses no save, and one that hangs ends.
+    """How long to wait for a save: as long as the files in its directory grow or are touched, and then
+    `limit` seconds. So a slow disk loses no save, and one that hangs ends.
     """
 
     def __init__(self, directory: Path, limit: float) -> None:
         self._directory, self._limit = directory, limit
-        self._written, self._grew = 0, time.monotonic()
-        self._look = self._grew
+        self._seen, self._moved = 0, time.monotonic()
+        self._look = self._moved
 
     def over(self) -> bool:
         now = time.monotonic()
         if now >= self._look:  # seldom: the directory may be on another machine
             self._look = now + self._limit / 8
-            written = _bytes_in(self._directory)
-            if written != self._written:
-                self._written, self._grew = written, now
-        return now > self._grew + self._limit
+            seen = _state_of(self._directory)
+            if seen != self._seen:
+                self._seen, self._moved = seen, now
+        return now > self._moved + self._limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +154,13 @@ class Meeting:
             pause = min(2 * pause, SLOWEST_LOOK)
 
 
-def _bytes_in(directory: Path) -> int:
-    """Of the files that lie there, as many as can be seen."""
-    written = 0
-    with contextlib.suppress(OSError):  # it is made later, or has just been published
+def _state_of(directory: Path) -> int:
+    """A number that is another one whenever a file there grows or is touched."""
+    state = 0
+    with contextlib.suppress(OSError):  # the directory is made later, or has just been published
         for entry in os.scandir(directory):
-            written += entry.stat().st_size
-    return written
+            state += entry.stat().st_size + entry.stat().st_mtime_ns
+    return state
 
 
 def _remove(directory: Path) -> None:

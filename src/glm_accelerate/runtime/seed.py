@@ -3,7 +3,8 @@
 So a resumed run draws what the uninterrupted one would have drawn, with no generator state to save.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import torch
 
@@ -24,14 +25,22 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed & MASK)  # covers CUDA, also before its first use
 
 
-def repeat_exactly(device: torch.device) -> None:
+@contextmanager
+def repeat_exactly(device: torch.device) -> Generator[None, None, None]:
     """The same sums in the same order each time. A CPU does so anyway; on a GPU some operators have a faster
     form that does not. With `warn_only` the backward pass of attention would keep its atomic sums.
     """
-    if device.type == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=not repeat_products())
-        # It would fill every new tensor.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True, warn_only=not repeat_products())
+    # It would fill every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before > 0, warn_only=before == 1)
 
 
 def repeating(work: Callable[[], object]) -> str | None:

@@ -99,7 +99,7 @@ def built(
         settled = settle(config, directory, start, ranks, on_read)
         ranks.doing.phase = "loading the model"
         keep_freed_memory()
-        repeat_exactly(pick_device())
+        held.enter_context(repeat_exactly(pick_device()))
         keep_to_limit(config.memory.limit, pick_device())
         model, notes = _model(settled)
         optimizer = _optimizer(settled, model)

@@ -16,6 +16,7 @@ import torch
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
 from glm_accelerate.checkpoint.format import Piece, read_manifest, verify
+from glm_accelerate.checkpoint.meeting import Patience
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.checkpoint.staging import Pieces, lock
 
@@ -226,6 +227,21 @@ def test_a_slow_writer_that_advances_is_not_ended(tmp_path: Path, monkeypatch: p
         os.kill(writer, signal.SIGCONT)
     assert [made.error for made in checkpointer.close()] == [None]
     assert time.monotonic() - began > limit
+
+
+@pytest.mark.parametrize("move", [Path.touch, lambda path: path.write_bytes(path.read_bytes() + b"x")])
+def test_patience_lasts_as_long_as_a_file_moves(tmp_path: Path, move: Callable[[Path], object]) -> None:
+    limit = 4.0
+    patience, file = Patience(tmp_path, limit), tmp_path / "weights"
+    file.touch()
+    began = time.monotonic()
+    while time.monotonic() < began + 1.5 * limit:
+        move(file)
+        assert not patience.over()
+        time.sleep(0.1)
+    while not patience.over():
+        assert time.monotonic() < began + 20 * limit
+        time.sleep(0.1)
 
 
 def test_a_full_disk_keeps_the_old_and_goes_on(checkpointer: Checkpointer, tmp_path: Path) -> None:

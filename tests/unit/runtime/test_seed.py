@@ -45,28 +45,22 @@ def test_torch_takes_every_seed() -> None:
     assert not torch.equal(first, torch.rand(3))
 
 
-def test_on_a_gpu_sums_keep_one_order_and_a_cpu_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_on_a_gpu_sums_keep_one_order_and_a_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
-    repeat_exactly(torch.device("cpu"))
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    repeat_exactly(torch.device("cuda"))
-    assert torch.are_deterministic_algorithms_enabled()
-    # With it the backward pass of attention keeps its atomic sums.
-    assert not torch.is_deterministic_algorithms_warn_only_enabled()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    with repeat_exactly(torch.device("cpu")):
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    with repeat_exactly(torch.device("cuda")):
+        # With a warning only the backward pass of attention keeps its atomic sums.
+        assert torch.get_deterministic_debug_mode() == 2
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.get_deterministic_debug_mode() == 0  # what a notebook does afterwards is not refused
 
 
-def test_products_that_do_not_repeat_are_the_users_choice(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_products_that_do_not_repeat_are_the_users_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
-    repeat_exactly(torch.device("cuda"))
-    assert torch.is_deterministic_algorithms_warn_only_enabled()  # torch warns of them, and does not refuse
+    with repeat_exactly(torch.device("cuda")):
+        assert torch.get_deterministic_debug_mode() == 1  # torch warns of them, and does not refuse
 
 
 def test_an_operator_without_a_deterministic_form_is_named_and_runs(request: pytest.FixtureRequest) -> None:
