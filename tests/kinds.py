@@ -26,7 +26,8 @@ NUMBERS = (
     "tests/unit/models",
     "tests/unit/optim",
 )
-CHOICES = ("tests/unit/kernels", "tests/unit/plan", "tests/unit/evaluate/test_beside.py")
+CHOICES = ("tests/unit/kernels", "tests/unit/plan")
+CORES = ("tests/unit/plan", "tests/unit/evaluate/test_beside.py", "tests/unit/kernels/test_native.py")
 HOST = processor_flags()
 # Root outside of a namespace in which it is nobody: files are its own, and what it may not read stays closed.
 NOT_ROOT = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
@@ -79,7 +80,7 @@ def kinds(skipped: tuple[str, ...]) -> list[Kind]:
         Kind("AVX-512", NUMBERS, {products: "AVX512_CORE", vectors: "avx512"}, "avx512bw"),
         Kind("AVX-512 BF16, no tiles", NUMBERS, {products: "AVX512_CORE_BF16"}, "amx_bf16"),
         Kind("no C++ compiler", CHOICES, {"CXX": "no-such-compiler"}),
-        Kind("one core", CHOICES, prefix=("taskset", "--cpu-list", "0")),
+        Kind("one core", CORES, prefix=("taskset", "--cpu-list", "0")),
         Kind("a user who is not root", skipped, prefix=NOT_ROOT if os.geteuid() == 0 else ("env",)),
         *(Kind(Path(path).name, NUMBERS, python=path) for path in others if _has_torch(path)),
     ]
