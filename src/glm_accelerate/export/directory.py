@@ -1,8 +1,11 @@
 """A directory of model files that appears whole or not at all, with what belongs beside the weights."""
 
+import glob
 import json
 import os
+import secrets
 import shutil
+import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +14,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from glm_accelerate.runtime.errors import UserError
+
+A_DAY = 86400.0  # seconds
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,12 +49,15 @@ def free_place(out: Path) -> Path:
 def new_directory(out: Path) -> Generator[Path]:
     """A directory to fill that becomes `out` when the block ends well, and vanishes when it does not."""
     out = free_place(out)
-    partial = out.with_name(f".{out.name}.partial")
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a kill
-        partial.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for left in out.parent.glob(f".{glob.escape(out.name)}.????????.partial"):
+            if time.time() - left.stat().st_mtime > A_DAY:  # by a kill: nobody fills it any more
+                shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir()
         yield partial
-        partial.rename(out)  # an empty `out` is replaced
+        partial.rename(out)  # an empty `out` is replaced; one that another has filled meanwhile is not
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot be written: {error}", where=out) from error
     finally:
