@@ -158,7 +158,14 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     levels = judged(course_of(evaluations.results)) or overview(run)
     losses = {one.step: one.loss for one in levels if one.loss is not None}
     pending = [request.step for request in evaluations.waiting]
-    entries = present(run, run_id=_id_of(run), losses=losses, best=named_best(run), pending=pending)
+    entries = present(
+        run,
+        run_id=_id_of(run),
+        losses=losses,
+        best=named_best(run),
+        pending=pending,
+        jumped=_jumped(run),
+    )
     stale = choose_stale(entries, keep_of(said), time.time())
     steps = [entry.step for entry in stale]
     if not dry:
@@ -171,6 +178,19 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
         f"{verb}: {', '.join(f'{step:,}' for step in steps) or 'nothing'}; {len(entries) - len(steps)} stay"
     )
     return WHOLE
+
+
+def _jumped(run: Path) -> int | None:
+    """Since which step the training loss is too high, as the trainer follows it."""
+    from glm_accelerate.observe.events import read_events
+    from glm_accelerate.observe.figures import number
+    from glm_accelerate.train.spike import Level, follow
+
+    level = Level()
+    for event in read_events(run / "events.jsonl"):
+        if event["kind"] == "step" and event.get("applied") and isinstance(loss := event.get("loss"), float):
+            level = follow(level, int(number(event, "step")), loss)
+    return level.jumped
 
 
 def _id_of(run: Path) -> str | None:

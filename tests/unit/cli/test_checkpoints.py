@@ -37,6 +37,22 @@ def test_prune_keeps_all_that_the_config_says(
     assert [path.name for path in published(tmp_path)] == [f"checkpoint-{step}" for step in left]
 
 
+def test_prune_keeps_what_was_there_before_the_loss_jumped(tmp_path: Path) -> None:
+    """Also before a checkpoint since then has said so: the events do."""
+    said = {"model": {"path": "m"}, "data": {"train": "t"}, "checkpoint": {"keep_last": 1}}
+    (tmp_path / "config.yaml").write_text(to_yaml(RunConfig.model_validate(said)))
+    for step in (2, 4):
+        save(tmp_path, step, 1, weights={}, optimizer={}, state={}, fingerprints={}, facts={})
+    losses = {1: 2.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 9.0}
+    lines = [
+        {"kind": "step", "attempt": 1, "step": step, "applied": True, "loss": loss}
+        for step, loss in losses.items()
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["checkpoints", str(tmp_path), "prune"]) == 0
+    assert [path.name for path in published(tmp_path)] == ["checkpoint-4", "checkpoint-2"]
+
+
 def test_what_evaluations_beside_training_found_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
