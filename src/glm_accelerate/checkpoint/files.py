@@ -17,7 +17,6 @@ from pathlib import Path
 from glm_accelerate.checkpoint.finite import all_finite
 from glm_accelerate.checkpoint.format import (
     DTYPES,
-    WEIGHTS,
     File,
     Groups,
     Shape,
@@ -54,7 +53,7 @@ class Written:
 
     files: dict[str, File]
     tensors: Groups
-    finite: bool  # whether its weights are
+    finite: bool  # whether its weights and moments are
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def write_files(
         )  # wide items first: every tensor then begins on a multiple of its item's bytes
         path = directory / file_of(group, rank, ranks)
         files[path.name], tensors[group], sound = _write_file(path, mine, source, codec)
-        finite = finite and (sound or group != WEIGHTS)
+        finite = finite and sound
     return Written(files, tensors, finite)
 
 
@@ -180,7 +179,7 @@ def _prepared(raw: Iterator[_Block], encode: Encode | None) -> Iterator[tuple[_B
     def prepare(block: _Block) -> _Ready:
         part = block.part
         content = encode(block.payload, DTYPES[part.dtype][1]) if encode else block.payload
-        finite = part.group != WEIGHTS or all_finite(block.payload, part.dtype)
+        finite = all_finite(block.payload, part.dtype)
         return _Ready(content, hashlib.sha256(content).hexdigest(), finite)
 
     threads = min(MOST_THREADS, cores())
