@@ -38,15 +38,18 @@ def candidates(run: Path) -> Found:
     reasons: list[str] = []
     for number, path in enumerate(paths):
         try:
-            manifest = check(path)
+            require_finite(path, check(path))
         except Damaged as error:
             reasons.append(f"passed over: {error}")
             continue
-        if manifest.facts.get("nonfinite"):
-            reasons.append(f"passed over: {path}: its weights are not finite")
-            continue
         return Found(paths[number:], [*reasons, *_about_pointer(path), *_summary(run, odd)])
     return Found([], [*reasons, *_summary(run, odd)])
+
+
+def require_finite(path: Path, manifest: Manifest) -> None:
+    """Nothing good comes of weights or moments that are not: neither training nor answers."""
+    if manifest.facts.get("nonfinite"):
+        raise Damaged("its weights or moments are not finite", where=path)
 
 
 def published(run: Path) -> list[Path]:
@@ -82,7 +85,7 @@ def latest(run: Path) -> tuple[Path | None, list[str]]:
     reasons = list(found.reasons)
     for path in found.paths:
         try:
-            verify(path)
+            require_finite(path, verify(path))
         except Damaged as error:
             reasons.append(f"passed over: {error}")
             continue

@@ -25,7 +25,7 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import CONFIG, UNSUPPORTED, WEIGHTS, is_adapter
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import Family
-from glm_accelerate.models.weights import read_config, weight_files
+from glm_accelerate.models.weights import read_config, require_readable, weight_files
 from glm_accelerate.runtime.errors import UserError
 
 STATE, OPTIMIZER = "trainer_state.json", "optimizer.pt"
@@ -103,6 +103,8 @@ def _adapter(
     """LoRA matrices, where stock trained the same ones as this config."""
     if not is_adapter(directory):
         raise UserError("holds no adapter, the config trains one", where=directory, cure="adapt.method=full")
+    for name in (CONFIG, WEIGHTS):
+        require_readable(directory / name)
     try:
         said: dict[str, Any] = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(directory / WEIGHTS)
@@ -117,7 +119,7 @@ def _adapter(
     names = {_theirs_of_adapter(name, family): name for name in shapes}
     if names.keys() != tensors.keys() or not math.isclose(scale, section.alpha / section.rank):
         layers = sorted({name.split(".")[-3] for name in tensors})
-        cure = f"adapt.rank={rank} adapt.alpha={scale * rank:g} adapt.targets='[{', '.join(layers)}]'"
+        cure = f"adapt.rank={rank} adapt.alpha={scale * rank:.17g} adapt.targets='[{', '.join(layers)}]'"
         raise UserError("stock trained another adapter than this config", where=directory / CONFIG, cure=cure)
     if (dropout := said.get("lora_dropout", 0.0)) != section.dropout:
         notes.append(f"dropout was {dropout:g} and is {section.dropout:g} (adapt.dropout)")
@@ -138,6 +140,7 @@ def _whole_model(directory: Path, shapes: Mapping[str, torch.Size], family: Fami
     names = {family.theirs(name): name for name in shapes}
     weights: dict[str, Tensor] = {}
     for file in weight_files(directory):
+        require_readable(file)
         try:
             with safe_open(str(file), framework="pt") as opened:
                 for theirs in opened.keys():  # noqa: SIM118 (not a dict)

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_accelerate.checkpoint.find import BEST, best_of, is_directory, resolve_path
+from glm_accelerate.checkpoint.find import BEST, best_of, candidates, is_directory, resolve_path
+from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.models.adapt.files import is_adapter
 from glm_accelerate.runtime.errors import UserError
+
+NOTHING = "no run, checkpoint, snapshot, adapter or model is here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class Chosen:
     path: Path
     why: str | None = None  # the best, or the newest
     said: str | None = None
+    passed_over: tuple[str, ...] = ()  # newer ones that are damaged or not finite
 
 
 def chosen(path: str) -> Chosen:
@@ -23,18 +27,20 @@ def chosen(path: str) -> Chosen:
     if not is_directory(there):
         hub = path.startswith("modelscope:") or (path.count("/") == 1 and not path.startswith((".", "/")))
         if not hub:
-            what = "no run, checkpoint, snapshot, adapter or model is here"
-            raise UserError(what, where=path, cure="check PATH")
+            raise UserError(NOTHING, where=path, cure="check PATH")
         return Chosen(there)
     if is_adapter(there) or any((there / name).is_file() for name in ("config.json", "manifest.json")):
         return Chosen(there)
+    if not ((there / "config.yaml").is_file() or (there / FOLDER).is_dir()):
+        raise UserError(NOTHING, where=path, cure="check PATH")
     weights = resolve_path(there)
     if weights == best_of(there):
-        why, more = "the best", f" of {path} ({weights.relative_to(there)})"
+        why, more, passed = "the best", f" of {path} ({weights.relative_to(there)})", list[str]()
     else:
         lost = (there / BEST).is_file()
+        passed = [one for one in candidates(there).reasons if one.startswith("passed over")]
         why, more = "the newest", ": the best is gone or damaged" if lost else ": no best is named yet"
-    return Chosen(weights, why, f"step {int(weights.name.partition('-')[2]):,}, {why}{more}")
+    return Chosen(weights, why, f"step {int(weights.name.partition('-')[2]):,}, {why}{more}", tuple(passed))
 
 
 def run_of(weights: Path) -> Path | None:

@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     step = "" if made.step is None else f" of step {made.step:,}{why}"
     console = Console(soft_wrap=True)
     console.print(Text.assemble((made.kind, "bold"), f"{step} in {made.path}, {size / 1e6:,.1f} MB"))
+    for one in weights.passed_over:
+        console.print(Text(one, "yellow"))
     if made.kind == "adapter":
         console.print(Text("It needs its base model beside it; --merge writes one model of both.", "dim"))
     if made.missing:

@@ -58,10 +58,8 @@ def base(parser: argparse.ArgumentParser) -> None:
 
 
 def base_from(args: argparse.Namespace) -> Path | None:
-    """The base model's directory, fetched if it is a hub's name."""
-    from glm_accelerate.models.locate import locate
-
-    return locate(args.base) if args.base else None
+    """The base model as the user calls it: a directory, or a hub's name."""
+    return Path(args.base) if args.base else None
 
 
 def open_from(args: argparse.Namespace, path: Path) -> "Opened":

@@ -238,7 +238,9 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=path) from error
+    except UnicodeDecodeError as error:
         raise UserError(f"cannot be read: {error}", where=path, cure="move it away") from error
 
 

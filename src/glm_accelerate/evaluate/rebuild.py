@@ -11,7 +11,8 @@ import torch
 
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import WEIGHTS, Damaged, Shape, step_of
-from glm_accelerate.checkpoint.load import INIT_FROM, load_base
+from glm_accelerate.checkpoint.load import begun_on, load_base
+from glm_accelerate.checkpoint.made_with import made_with, require_made_with
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
@@ -40,19 +41,28 @@ def glm_examiner(
     `base`: where the run's model is now, if it has moved.
     """
     config, plan = said_of(run)
-    directory = base or locate(config.model.path)
+    directory = locate(str(base or config.model.path))
     if not config.data.dev:
         raise UserError("the run has no held-out data", where=run / "config.yaml", cure="data.dev")
+    if not plan.evaluate_samples:
+        cure = "go on training with data.dev, or name the samples: --data FILE.jsonl"
+        raise UserError("the run was planned without held-out data", where=run / "plan.json", cure=cure)
     # What is trained on need not be here.
     held_out = open_inputs(config.data.model_copy(update={"train": config.data.dev, "dev": None}), directory)
     inputs = replace(held_out, dev=held_out.train)
     place = torch.device(device)
     divided = ranks.count > 1 and plan.shards > 1
+    now = ranks.decide(lambda: made_with(directory, config.adapt, begun_on(run)))
     model = _model(run, config, plan, directory, place, ranks if divided else ALONE)
+
+    def load(path: Path) -> None:
+        require_made_with(path, now)
+        put(model, path, ranks)
+
     return GlmExaminer(
         exam_of(config, plan, inputs),
         model,
-        lambda path: put(model, path, ranks),
+        load,
         ranks=ranks,
         divided=divided,
         by={"device": str(place), "dtype": str(model.compute).removeprefix("torch.")},
@@ -81,7 +91,11 @@ def said_of(run: Path) -> tuple[RunConfig, RunPlan]:
     for name in ("config.yaml", "plan.json"):
         if not (run / name).is_file():
             raise UserError(f"no {name} here: no run, or one that has not begun", where=run)
-    plan = RunPlan.from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    try:
+        plan = RunPlan.from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        cure = "run its train command again: that makes it anew"
+        raise UserError(f"damaged: {error}", where=run / "plan.json", cure=cure) from error
     return load_config(run / "config.yaml"), plan
 
 
@@ -92,11 +106,12 @@ def _model(
     is needed to merge or factor it.
     """
     divided, restructures = ranks.count > 1, config.adapt.restructures
-    whole = restructures or (run / INIT_FROM).is_file()
+    begun = begun_on(run)
+    whole = restructures or begun is not None
     first = device if not divided else torch.device("cpu" if whole else "meta")
     quantized = kind_of(config.adapt)
     dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
-    model = load_base(run, directory, dtype=dtype, device=first, quantized=quantized)
+    model = load_base(begun, directory, dtype=dtype, device=first, quantized=quantized)
     adapt(model, config.adapt, config.train.seed, shapes=_shapes(run) if restructures else None)
     if divided:
         shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, ranks.count))

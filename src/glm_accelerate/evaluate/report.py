@@ -168,8 +168,10 @@ def _decisions(events: Sequence[Event]) -> Iterator[str]:
 
 def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
     """For how long training waited, beside the time of its steps."""
-    file = run / "plan.json"
-    inline = file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("evaluate_where") == "inline"
+    try:
+        inline = json.loads((run / "plan.json").read_text(encoding="utf-8"))["evaluate_where"] == "inline"
+    except (OSError, ValueError, KeyError, TypeError):  # gone or damaged: the next start makes it anew
+        inline = False
     kind, field, what = (
         ("eval", "seconds", "evaluations") if inline else ("snapshot", "blocked_seconds", "snapshots")
     )

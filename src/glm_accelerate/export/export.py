@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from glm_accelerate.checkpoint.load import Opened, open_model
+from glm_accelerate.checkpoint.load import Opened, dtype_of, open_model
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.export.directory import (
@@ -24,6 +24,7 @@ from glm_accelerate.export.directory import (
 from glm_accelerate.models.adapt.files import save_adapter
 from glm_accelerate.models.adapt.lora import adapted_layers, merge
 from glm_accelerate.models.adapt.structure import expand
+from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.write import save_model
 from glm_accelerate.runtime.errors import UserError
 
@@ -59,6 +60,10 @@ def export(
             raise UserError("a prefix cannot be merged", where=source, cure="export it without --merge")
     elif adapted_layers(opened.model) and not merge_adapter:
         kind = "adapter"
+    if kind != "model" and opened.on_a_run:
+        what = f"the base of this {kind} is another run's weights (--init-from), which no directory holds"
+        raise UserError(what, where=source, cure="export it with --merge")
+    _require_finite(opened.model, source)
     with new_directory(out) as directory:
         copy_files(opened.base, directory, TOKENIZER_FILES)
         code = code_files(opened.base / "tokenizer_config.json")
@@ -66,7 +71,9 @@ def export(
             merge(opened.model)
             if layout != "structured":
                 expand(opened.model)
-            save_model(opened.model, directory, layout=layout, dtype=dtype or _dtype_of(opened))
+            save_model(
+                opened.model, directory, layout=layout, dtype=dtype or dtype_of(opened.model.origin.config)
+            )
             (directory / "generation_config.json").write_text(
                 json.dumps(_generation_config(opened), indent=2), encoding="utf-8"
             )
@@ -77,11 +84,12 @@ def export(
     return Exported(kind, out, opened.step, tuple(missing))
 
 
-def _dtype_of(opened: Opened) -> torch.dtype | None:
-    """Full fine-tuning keeps float32 master weights; what is served is as wide as what it began as."""
-    config = opened.model.origin.config
-    name = config.get("dtype") or config.get("torch_dtype")
-    return getattr(torch, name) if name in ("float32", "bfloat16", "float16") else None
+def _require_finite(model: Decoder, source: Path) -> None:
+    """A model that is not answers nothing."""
+    odd = next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
+    if odd is not None:
+        cure = "name another checkpoint: `checkpoints RUN` lists them"
+        raise UserError(f"its weights are not finite, as {odd}", where=source, cure=cure)
 
 
 def _generation_config(opened: Opened) -> dict[str, Any]:

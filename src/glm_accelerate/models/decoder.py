@@ -25,11 +25,12 @@ from glm_accelerate.models.sizes import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a model came from: its family's name, its config.json, and its directory."""
+    """Where a model came from: its family's name, its config.json, its directory, and its name."""
 
     family: str
     config: dict[str, Any]
     path: str
+    name: str = ""  # what the user called it: a path, or a hub's name
 
 
 class Block(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from glm_accelerate.config.paths import local_name
 from glm_accelerate.kernels.quantized import Kind
 from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, quantize
 from glm_accelerate.models.adapt.structure import Structure, carve, describe, described, structure_of
@@ -68,7 +69,7 @@ def load_model(
     directory = locate(str(path))
     family, sizes, config = read_config(directory)
     with torch.device("meta"):
-        model = Decoder(sizes, Origin(family.name, config, str(directory)))
+        model = Decoder(sizes, Origin(family.name, config, str(directory), local_name(str(path))))
         carve(model, _read_config(directory / "config.json")[1])
     name_of = _naming(model)
     theirs = {name_of(name): name for name, _ in model.named_parameters()}
@@ -134,6 +135,7 @@ def _naming(model: Decoder) -> Callable[[str], str]:
 def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:
     """Every tensor in the directory's safetensors: its file, its name, and a function that reads it."""
     for file in weight_files(directory):
+        require_readable(file)
         try:
             with safe_open(str(file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (not a dict)
@@ -142,6 +144,14 @@ def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:
             raise UserError(
                 f"not a whole safetensors file: {error}", where=file, cure="download or copy it again"
             ) from error
+
+
+def require_readable(file: Path) -> None:
+    """What the system says: the reader of safetensors takes every file that it may not open for missing."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=file) from error
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -9,9 +9,9 @@ import torch
 from torch.optim import Optimizer
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
-from glm_accelerate.checkpoint.find import BEST
+from glm_accelerate.checkpoint.find import BEST, require_finite
 from glm_accelerate.checkpoint.foreign import read_foreign
-from glm_accelerate.checkpoint.format import WEIGHTS, Damaged
+from glm_accelerate.checkpoint.format import MANIFEST, WEIGHTS, Damaged
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.load import load_base
 from glm_accelerate.checkpoint.read import Reader
@@ -49,11 +49,7 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.asked import Asked
 from glm_accelerate.train.branch import Branch
-from glm_accelerate.train.directory import (
-    give_up_after,
-    make_ready,
-    read_first,
-)
+from glm_accelerate.train.directory import make_ready, read_first
 from glm_accelerate.train.evaluation import Evaluation
 from glm_accelerate.train.half import Half, in_half
 from glm_accelerate.train.lock import only_trainer
@@ -61,7 +57,7 @@ from glm_accelerate.train.loop import Run
 from glm_accelerate.train.mismatch import check
 from glm_accelerate.train.rehearsal import rehearsal
 from glm_accelerate.train.saver import Saver
-from glm_accelerate.train.settle import Settled, Start, begun_on, settle
+from glm_accelerate.train.settle import Settled, Start, settle, take_effect
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.sparing import recompute_as_needed
 from glm_accelerate.train.state import Held, Progress, moved, restore
@@ -88,7 +84,7 @@ def built(
     ranks: Ranks = ALONE,
 ) -> Generator[Built, None, None]:
     """Everything from the files of a config to the first step; held until the run ends."""
-    with ExitStack() as held:
+    with ExitStack() as held, ExitStack() as reading:
         held_before = held_already(pick_device())
 
         def take() -> None:
@@ -97,6 +93,10 @@ def built(
 
         ranks.decide(take)
         settled = settle(config, directory, start, ranks, on_read)
+        config = settled.config
+        source = None if settled.choice.paths else settled.begun_on
+        if source is not None and (source / MANIFEST).is_file():  # its run may delete it meanwhile
+            ranks.decide(lambda: reading.enter_context(lease(source)) and None)
         ranks.doing.phase = "loading the model"
         keep_freed_memory()
         held.enter_context(repeat_exactly(pick_device()))
@@ -114,6 +114,8 @@ def built(
         proofs = _proofs(settled, model, ranks)
         free(model)
         require(proofs)
+        notes += ranks.decide(lambda: take_effect(settled, progress.position))
+        reading.close()
         give_back_memory()
         events = _events(settled, observers) if ranks.first else Events([], settled.attempt)
         if sparing is not None:
@@ -144,13 +146,13 @@ def _model(settled: Settled) -> tuple[Decoder, list[str]]:
     """
     config, plan, start = settled.config, settled.plan, settled.start
     device, divided = pick_device(), plan.shards > 1
-    whole = begun_on(settled.directory) is not None or config.adapt.restructures
+    whole = settled.begun_on is not None or config.adapt.restructures
     comes_and_goes = "weights" in plan.offload  # it is read to where it lives
     to_host = comes_and_goes or "optimizer" in plan.offload or (divided and whole)
     first = torch.device("cpu" if to_host else "meta" if divided else device)
     quantized = kind_of(config.adapt)
     dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
-    model = load_base(settled.directory, settled.model_dir, dtype=dtype, device=first, quantized=quantized)
+    model = load_base(settled.begun_on, settled.model_dir, dtype=dtype, device=first, quantized=quantized)
     model.compute = torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute)
     model.recompute = plan.recompute
     goes_on = settled.choice.paths and not settled.choice.foreign
@@ -203,10 +205,12 @@ def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Prog
         nonlocal saved_by
         if choice.foreign:
             foreign = read_foreign(path, settled.model_dir, settled.config.adapt, settled.directory)
-            restore(Held.of(foreign), model, optimizer, ranks, path)
+            begun = bool(foreign.optimizer)  # else the weights alone go on, and a note says so
+            restore(Held.of(foreign), model, optimizer, ranks, path, begun=begun)
             return Progress(position=foreign.step, applied=foreign.step), foreign.notes
         with lease(path):
             reader = Reader(path)
+            require_finite(path, reader.manifest)
             said = check(reader.manifest.fingerprints, settled.prints, path, settled.start.accept)
             told = Progress.from_json(reader.state())
             saved_by = reader.manifest.attempt if reader.manifest.run in ("", settled.run_id) else 0
@@ -231,8 +235,6 @@ def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Prog
     if found is None:
         return None, 0, warnings
     progress, said = found
-    if not choice.explicit:  # else the first save does it: until then no directory is read
-        ranks.decide(lambda: give_up_after(settled.directory, progress.position))
     return progress, saved_by, [*warnings, *said]
 
 

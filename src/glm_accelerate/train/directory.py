@@ -9,9 +9,10 @@ from typing import TypeVar
 from glm_accelerate.checkpoint.find import candidates, is_directory, published
 from glm_accelerate.checkpoint.foreign import is_foreign
 from glm_accelerate.checkpoint.format import FOLDER, Damaged, place, step_of
-from glm_accelerate.checkpoint.publish import sweep, write_text
+from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.checkpoint.retain import abandon_after
-from glm_accelerate.config.load import load_config, to_yaml
+from glm_accelerate.config.load import load_config
+from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.mismatch import accepted_as
@@ -68,17 +69,14 @@ def make_ready(run: Path) -> None:
         raise UserError(f"no run can be kept here: {error.strerror}", where=place, cure=cure) from error
 
 
-def keep_config(run: Path, config: RunConfig, accept: Collection[str]) -> None:
-    """Write config.yaml, or compare with the one there. A run that never began may still be mended."""
+def check_config(run: Path, config: RunConfig, accept: Collection[str]) -> None:
+    """Compare with config.yaml. A run that never began may still be mended."""
     path = run / "config.yaml"
     if path.is_file() and (run / "events.jsonl").is_file():
-        changes = differences(load_config(path), config)
+        changes = differences(absolute(load_config(path)), config)
         refused = [change for change in changes if accepted_as(change.key) not in accept]
         if refused:
             raise ConfigChanged(run, refused)
-        if not changes:
-            return
-    write_text(path, to_yaml(config))
 
 
 def differences(then: RunConfig, now: RunConfig) -> list[Change]:
@@ -101,11 +99,11 @@ def _flag(key: str, now: RunConfig) -> str:
 
 
 def choose_start(run: Path, resume: str) -> Choice:
-    """The checkpoints to go on from. `resume`: auto, never, a step or a directory."""
+    """The checkpoints to go on from. `resume`: auto, never, a step or a directory. Nothing is changed yet."""
     if resume == "auto":
         return _newest(run)
     if resume == "never":
-        return _beginning(run)
+        return Choice(())
     if resume.isascii() and resume.isdigit():
         return _of_step(run, resume)
     return _at(Path(resume))
@@ -147,12 +145,11 @@ def _newest(run: Path) -> Choice:
     found = candidates(run)
     if not found.paths and published(run):
         raise _none_whole(found.reasons)
+    given_up = sorted((run / "abandoned").glob("checkpoint-*"))
+    if not found.paths and given_up:
+        cure = f"--resume never to begin at step 1, or --resume {given_up[-1]} (a path)"
+        raise UserError("its checkpoints are all in abandoned/", where=run, cure=cure)
     return Choice(tuple(found.paths), tuple(found.reasons))
-
-
-def _beginning(run: Path) -> Choice:
-    moved = give_up_after(run, -1)
-    return Choice((), (f"checkpoints of steps {moved} are in abandoned/ now",) if moved else ())
 
 
 def _of_step(run: Path, step: str) -> Choice:

@@ -1,21 +1,25 @@
 """All that is known of a run before its model is loaded, the same on every rank."""
 
 import json
+import re
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.find import candidates, resolve_path
-from glm_accelerate.checkpoint.load import INIT_FROM
+from glm_accelerate.checkpoint.adopt import adopt
+from glm_accelerate.checkpoint.find import candidates, published, resolve_path
+from glm_accelerate.checkpoint.load import INIT_FROM, begun_on, config_of
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.load import override
+from glm_accelerate.config.load import override, to_yaml
+from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.evaluate.metrics import metric_names
-from glm_accelerate.models.adapt.files import is_adapter
+from glm_accelerate.models.adapt.files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.observe.events import last_attempt
@@ -25,9 +29,11 @@ from glm_accelerate.plan.resolve import Ground, fitting_plan
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.directory import Choice, choose_start, keep_config
+from glm_accelerate.train.directory import Choice, check_config, choose_start, give_up_after
 from glm_accelerate.train.fingerprints import fingerprints
 from glm_accelerate.train.mismatch import check
+
+RUN_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Settled:
     plan: RunPlan
     prints: dict[str, str]
     mended: list[str]  # prepared data that were damaged
+    begun_on: Path | None  # whose weights the run begins on, if not on model_dir
 
 
 def settle(
@@ -64,8 +71,9 @@ def settle(
     ranks: Ranks,
     on_read: Callable[[str, int, int], None] | None,
 ) -> Settled:
-    """The first rank looks and decides; what it prepares the others find ready."""
-    choice, attempt, run_id = _begin(config, directory, start, ranks)
+    """The first rank looks and decides; what it prepares the others find ready. The run is not touched."""
+    config = absolute(config)
+    choice, attempt, run_id, source = _begin(config, directory, start, ranks)
     metric_names(config.evaluate.metrics)  # what cannot be computed is refused now
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
@@ -74,6 +82,8 @@ def settle(
     place = launched()
     first_here = place is not None and place.local == 0 and not ranks.first  # on a machine with its own cache
     inputs = open_inputs(config.data, model_dir, check=first_here)
+    if source is not None and not choice.paths:
+        ranks.decide(lambda: _require_alike(source, model_dir, inputs))
 
     def make_plan() -> dict[str, Any]:
         ground = Ground(family, sizes, inputs, detect(), ranks.count)
@@ -85,17 +95,52 @@ def settle(
     plan = RunPlan.from_json(ranks.decide(make_plan))
 
     def record() -> dict[str, str]:
-        begun = begun_on(directory)
-        prints = fingerprints(config, plan, model_dir, inputs, ranks=ranks.count, begun_on=begun)
+        base = source if choice.paths or _keeps_its_base(config) else None
+        prints = fingerprints(config, plan, model_dir, inputs, ranks=ranks.count, begun_on=base)
         if choice.paths and not choice.foreign:  # refused before the model is loaded
             check(Reader(choice.paths[0]).manifest.fingerprints, prints, choice.paths[0], start.accept)
-        write_text(directory / "plan.json", json.dumps(asdict(plan), indent=2, ensure_ascii=False))
         return prints
 
     prints = ranks.decide(record)
     return Settled(
-        config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs, plan, prints, mended
+        config,
+        directory,
+        start,
+        ranks,
+        choice,
+        attempt,
+        run_id,
+        model_dir,
+        inputs,
+        plan,
+        prints,
+        mended,
+        source,
     )
+
+
+def take_effect(settled: Settled, position: int) -> list[str]:
+    """All checks have passed: only now the run directory becomes what this start is. For the first rank.
+
+    `position`: the step that it goes on from. Returns warnings.
+    """
+    directory, source = settled.directory, settled.begun_on
+    try:
+        kept = source is not None and _keeps_its_base(settled.config)
+        base = adopt(source, directory) if source is not None and kept and not settled.choice.paths else None
+        moved = list[int]()
+        if not settled.choice.explicit:  # else the first save does it: until then no directory is read
+            moved = give_up_after(directory, position if settled.choice.paths else -1)
+        if base is not None:
+            write_text(directory / INIT_FROM, f"{base}\n")
+        elif not settled.choice.paths:
+            (directory / INIT_FROM).unlink(missing_ok=True)
+        write_text(directory / "config.yaml", to_yaml(settled.config))
+        write_text(directory / "plan.json", json.dumps(asdict(settled.plan), indent=2, ensure_ascii=False))
+        write_text(directory / "run_id", f"{settled.run_id}\n")
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=error.filename or directory) from error
+    return [f"checkpoints of steps {moved} are in abandoned/ now"] if moved else []
 
 
 def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -> RunConfig:
@@ -105,35 +150,44 @@ def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -
     path = directory / "plan.json"
     if not choice.paths or choice.foreign or not path.is_file():
         return config
-    then, words = json.loads(path.read_text(encoding="utf-8")), list[str]()
+    words = list[str]()
+    try:
+        then = json.loads(path.read_text(encoding="utf-8"))
+        ranks_then, shards, where = then["ranks"], then["shards"], then.get("evaluate_where")
+    except (ValueError, KeyError, TypeError, AttributeError):  # damaged: the plan is made anew
+        ranks_then = shards = where = None
     passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")
     if config.train.micro_tokens == "auto" and passes:
         words.append(f"train.micro_tokens={passes.split()[0]}")
-    if config.parallel.shard == "auto" and then["ranks"] == ranks:
-        words.append(f"parallel.shard={then['shards']}")
-    if config.evaluate.where == "auto" and then.get("evaluate_where") in ("beside", "inline"):
-        words.append(f"evaluate.where={then['evaluate_where']}")  # they ask for other numbers of samples
+    if config.parallel.shard == "auto" and ranks_then == ranks:
+        words.append(f"parallel.shard={shards}")
+    if config.evaluate.where == "auto" and where in ("beside", "inline"):
+        words.append(f"evaluate.where={where}")  # they ask for other numbers of samples
     return override(config, words)
 
 
-def _begin(config: RunConfig, directory: Path, start: Start, ranks: Ranks) -> tuple[Choice, int, str]:
-    """Where to go on, the number of this attempt, and the run's own name."""
+def _begin(
+    config: RunConfig, directory: Path, start: Start, ranks: Ranks
+) -> tuple[Choice, int, str, Path | None]:
+    """Where to go on, the number of this attempt, the run's own name, and whose weights it begins on."""
 
     def find() -> dict[str, Any]:
-        keep_config(directory, config, start.accept)
-        choice = choose_start(directory, "auto" if _begun_by_this_job(directory) else start.resume)
-        if not choice.paths:
-            _remember_base(directory, start.init_from)
+        check_config(directory, config, start.accept)
+        again = _begun_by_this_job(directory) and published(directory)
+        choice = choose_start(directory, "auto" if again else start.resume)
+        source = begun_on(directory) if choice.paths else _source(config, start.init_from)
         return {
             "choice": asdict(choice) | {"paths": [str(path) for path in choice.paths]},
             "attempt": last_attempt(directory / "events.jsonl") + 1,
             "run_id": _run_id(directory),
+            "source": None if source is None else str(source),
         }
 
     said = ranks.decide(find)
     choice = said["choice"]
     paths, warnings = tuple(map(Path, choice["paths"])), tuple(choice["warnings"])
-    return Choice(paths, warnings, choice["explicit"], choice["foreign"]), said["attempt"], said["run_id"]
+    found = Choice(paths, warnings, choice["explicit"], choice["foreign"])
+    return found, said["attempt"], said["run_id"], Path(said["source"]) if said["source"] else None
 
 
 def _begun_by_this_job(directory: Path) -> bool:
@@ -148,24 +202,45 @@ def _begun_by_this_job(directory: Path) -> bool:
 
 
 def _run_id(directory: Path) -> str:
-    """Whose checkpoints these are: only a run's own are ever deleted."""
-    path = directory / "run_id"
-    if not path.is_file():
-        write_text(path, secrets.token_hex(16) + "\n")
-    return path.read_text(encoding="ascii").strip()
+    """Whose checkpoints these are: only a run's own are ever deleted. A new one if it is gone or damaged."""
+    try:
+        said = (directory / "run_id").read_text(encoding="ascii").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        said = ""
+    return said if RUN_ID.fullmatch(said) else secrets.token_hex(16)
 
 
-def _remember_base(directory: Path, init_from: Path | None) -> None:
-    """Whose weights a new run begins on, for those who open its checkpoints. An adapter is within them."""
-    if init_from is None or is_adapter(init_from):
-        (directory / INIT_FROM).unlink(missing_ok=True)
-    else:
-        whole = (init_from / "config.json").is_file()  # a model; else a checkpoint, or a run that may go on
-        source = init_from if whole else resolve_path(init_from)
-        write_text(directory / INIT_FROM, f"{source.resolve()}\n")
+def _source(config: RunConfig, init_from: Path | None) -> Path | None:
+    """Whose weights a new run begins on. An adapter is no base: it is within the run's own checkpoints."""
+    if init_from is None:
+        return None
+    if is_adapter(init_from):
+        require_same(init_from, config.adapt)
+        return None
+    whole = (init_from / "config.json").is_file()  # a model; else a checkpoint, or a run that may go on
+    return (init_from if whole else resolve_path(init_from)).resolve()
 
 
-def begun_on(directory: Path) -> Path | None:
-    """Whose weights the run began on, if not on the config's model."""
-    said = directory / INIT_FROM
-    return Path(said.read_text(encoding="utf-8").strip()) if said.is_file() else None
+def _require_alike(source: Path, model_dir: Path, inputs: Inputs) -> None:
+    """Refuses weights of other sizes, or of another tokenizer, than the plan and the data are for."""
+    whole = (source / "config.json").is_file()
+    theirs = source if whole else locate(config_of(source).model.path)
+    named = theirs if whole else f"the model of {source}"
+    (family, sizes, _), (other, others, _) = read_config(model_dir), read_config(theirs)
+    odd = [f"family {other.name}, not {family.name}"] if other.name != family.name else []
+    odd += [
+        f"{field.name} {getattr(others, field.name)}, not {getattr(sizes, field.name)}"
+        for field in fields(sizes)
+        if getattr(others, field.name) != getattr(sizes, field.name)
+    ]
+    has_words = any((theirs / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    if has_words and load_tokenizer(theirs, inputs.template.name).fingerprint != inputs.tokenizer.fingerprint:
+        odd.append("another tokenizer")
+    if odd:
+        said = f"{named} is another model than model.path: {', '.join(odd)}"
+        raise UserError(said, where=source, cure=f"model.path={theirs}")
+
+
+def _keeps_its_base(config: RunConfig) -> bool:
+    """Whether a checkpoint is not all of the model."""
+    return config.adapt.method != "full"

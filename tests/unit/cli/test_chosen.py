@@ -39,5 +39,8 @@ def test_what_may_be_a_hubs_name_is_left_as_it_is(tmp_path: Path) -> None:
     for nothing in ("nosuch", "./nosuch", str(tmp_path / "nosuch"), str(tmp_path / "file")):
         with pytest.raises(UserError, match=r"is here \(check PATH\)"):
             chosen(nothing)
+    with pytest.raises(UserError, match=r"is here \(check PATH\)"):
+        chosen(str(tmp_path))  # an empty directory
+    (tmp_path / "config.yaml").touch()
     with pytest.raises(UserError, match="no checkpoint here"):
         chosen(str(tmp_path))

@@ -1,6 +1,10 @@
 """What is exported is what was trained, and other programs open it."""
 
 import json
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.export.directory import new_directory
 from glm_accelerate.export.export import export
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime.errors import UserError
@@ -138,6 +143,46 @@ def test_nothing_is_written_over(make_base, make_run, tmp_path):
     with pytest.raises(UserError, match="exists already"):
         export(run, out / "config.json", merge_adapter=True)
     assert not list(tmp_path.glob(".*partial"))
+
+
+def test_of_two_exports_to_one_place_one_wins_whole(tmp_path):
+    """Whoever is second is refused, and neither takes the other's files away."""
+    out = tmp_path / "out"
+    with ExitStack() as first, ExitStack() as second:
+        one, other = first.enter_context(new_directory(out)), second.enter_context(new_directory(out))
+        (one / "config.json").write_text("one")
+        (other / "config.json").write_text("other")
+        second.close()
+        with pytest.raises(UserError, match="cannot be written"):
+            first.close()
+    assert (out / "config.json").read_text() == "other"
+    assert listing(tmp_path) == {"out"}
+
+
+def test_what_a_kill_has_left_goes_after_a_day(tmp_path):
+    old, young = tmp_path / ".out.01234567.partial", tmp_path / ".out.76543210.partial"
+    for path in (old, young):
+        path.mkdir()
+    os.utime(old, (0, 0))
+    with new_directory(tmp_path / "out") as directory:
+        (directory / "config.json").touch()
+    assert listing(tmp_path) == {"out", young.name}
+
+
+def test_a_file_that_may_not_be_read_is_no_damage(make_base, make_run):
+    """The system's own words, and no cure for a file that is cut off."""
+    with tempfile.TemporaryDirectory() as folder:  # where another user may pass, as pytest's own may not
+        place = Path(shutil.copytree(make_base("glm4"), Path(folder) / "model"))
+        Path(folder).chmod(0o755)
+        (place / "model.safetensors").chmod(0o000)
+        us = os.geteuid()
+        if us == 0:
+            os.seteuid(65534)  # root may read everything
+        try:
+            with pytest.raises(UserError, match=r"model\.safetensors: cannot be read: Permission denied$"):
+                load_model(place)
+        finally:
+            os.seteuid(us)
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_of_one_line(make_base, make_run, tmp_path):

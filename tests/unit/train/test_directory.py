@@ -10,16 +10,18 @@ import torch
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.checkpoint.save import save
+from glm_accelerate.config.load import to_yaml
+from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.directory import (
+    Choice,
     ConfigChanged,
+    check_config,
     choose_start,
     differences,
-    keep_config,
     read_first,
 )
-from glm_accelerate.train.mismatch import EVERY
 
 
 def make(run: Path, step: int) -> Path:
@@ -62,12 +64,18 @@ def test_auto_never_begins_anew_where_all_are_damaged(tmp_path: Path) -> None:
         choose_start(tmp_path, "auto")
 
 
-def test_never_moves_what_is_there_aside(tmp_path: Path) -> None:
-    make(tmp_path, 700)
-    choice = choose_start(tmp_path, "never")
-    assert choice.paths == ()
-    assert "[700] are in abandoned/" in choice.warnings[0]
-    assert (tmp_path / "abandoned" / "checkpoint-700" / "manifest.json").is_file()
+def test_never_looks_at_nothing_and_moves_nothing(tmp_path: Path) -> None:
+    made = make(tmp_path, 700)
+    assert choose_start(tmp_path, "never") == Choice(())
+    assert made.is_dir()
+
+
+def test_a_run_with_abandoned_checkpoints_alone_is_not_begun_anew_unasked(tmp_path: Path) -> None:
+    make(tmp_path, 700).rename((tmp_path / "abandoned").with_name("x"))
+    (tmp_path / "abandoned").mkdir()
+    (tmp_path / "x").rename(tmp_path / "abandoned" / "checkpoint-700")
+    with pytest.raises(UserError, match=r"all in abandoned/.*--resume never"):
+        choose_start(tmp_path, "auto")
 
 
 def test_a_named_one_has_to_do(tmp_path: Path) -> None:
@@ -102,18 +110,18 @@ def test_a_changed_config_says_what_accepts_it(tmp_path: Path) -> None:
     def config(**train: Any) -> RunConfig:
         return RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t"}, "train": train})
 
-    keep_config(tmp_path, config(), ())
+    (tmp_path / "config.yaml").write_text(to_yaml(absolute(config())))
+    check_config(tmp_path, absolute(config(steps=2)), ())  # it never began
     (tmp_path / "events.jsonl").touch()
-    changed = config(steps=9, seed=1, max_bad_steps=3)
+    changed = absolute(config(steps=9, seed=1, max_bad_steps=3))
     with pytest.raises(ConfigChanged) as caught:
-        keep_config(tmp_path, changed, {"schedule"})
+        check_config(tmp_path, changed, {"schedule"})
     assert {change.key: change.flag for change in caught.value.changes} == {
         "train.seed": "--accept order",
         "train.max_bad_steps": "--accept config",
     }
-    keep_config(tmp_path, changed, {"schedule", "order", "config"})
-    keep_config(tmp_path, changed, ())
-    keep_config(tmp_path, config(), EVERY)
+    check_config(tmp_path, changed, {"schedule", "order", "config"})
+    check_config(tmp_path, absolute(config()), ())
 
 
 def test_a_change_that_moves_the_end_too_names_both(tmp_path: Path) -> None:

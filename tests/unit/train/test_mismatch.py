@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from glm_accelerate.checkpoint.made_with import model_content
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.fingerprints import model_content
 from glm_accelerate.train.mismatch import ACCEPTABLE, SUBJECTS, Mismatched, check, compare
 
 NOW = {name: f"{name} as it is, 0123" for name in SUBJECTS}

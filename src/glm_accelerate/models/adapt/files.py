@@ -1,8 +1,9 @@
 """Adapters as small directories: LoRA in PEFT's own format, a prefix under ChatGLM's name for it."""
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +14,11 @@ from glm_accelerate.models.adapt.lora import LoraSettings, adapted_layers, add_l
 from glm_accelerate.models.adapt.prefix import TENSOR, Prefix, add_prefix
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES
+from glm_accelerate.models.weights import require_readable
 from glm_accelerate.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from glm_accelerate.config.schema import AdaptSection
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 UNSUPPORTED = (
@@ -31,6 +36,33 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
+def require_same(directory: Path, section: "AdaptSection") -> None:
+    """Refuses an adapter that the config does not describe: from the first restart on the config alone says
+    by what its products are scaled.
+    """
+    config, tensors = _read(directory)
+    if config.get("peft_type") == "CHATGLM_PREFIX":
+        tokens = config.get("prefix_tokens")
+        same = section.method == "prefix" and section.prefix_tokens == tokens
+        has, cure = f"a prefix of {tokens} tokens", f"adapt.method=prefix adapt.prefix_tokens={tokens}"
+    else:
+        settings = _lora_settings(config, tensors, directory)
+        rank, scale = settings.rank, settings.scale
+        alike = section.rank == rank and math.isclose(section.alpha / section.rank, scale)
+        same = section.method == "lora" and alike
+        has = f"LoRA of rank {rank}, scaled by {scale:.6g}"
+        cure = f"adapt.method=lora adapt.rank={rank} adapt.alpha={scale * rank:.17g}"
+    if not same:
+        ours = f"rank {section.rank}, scaled by {section.alpha / section.rank:.6g}"
+        wanted = f"LoRA of {ours}" if section.method == "lora" else f"adapt.method={section.method}"
+        raise UserError(f"the adapter is {has}; the config says {wanted}", where=directory, cure=cure)
+
+
+def base_named_by(directory: Path) -> str:
+    """What an adapter calls the model that it was trained on; nothing if it does not say."""
+    return str(_read(directory)[0].get("base_model_name_or_path") or "")
+
+
 def save_adapter(model: Decoder, path: str | Path) -> None:
     """Write the model's LoRA adapter or prefix."""
     directory = Path(path)
@@ -44,7 +76,7 @@ def save_adapter(model: Decoder, path: str | Path) -> None:
         }
     else:
         tensors, config = _lora_state(model)
-    config["base_model_name_or_path"] = Path(model.origin.path).name
+    config["base_model_name_or_path"] = model.origin.name or model.origin.path
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         directory / WEIGHTS,
@@ -99,12 +131,15 @@ def load_adapter(model: Decoder, path: str | Path) -> None:
                     f"{theirs}.{key} is {has}", where=directory, cure="same rank and targets needed"
                 )
             parameter.data.copy_(tensor)
-        layer.scale = settings.scale
+        if not math.isclose(layer.scale, settings.scale):  # else the model's own, to the last bit
+            layer.scale = settings.scale
     if tensors:
         raise UserError(f"{len(tensors)} tensors fit nowhere, as {next(iter(tensors))}", where=directory)
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    for name in (CONFIG, WEIGHTS):
+        require_readable(directory / name)
     try:
         config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
