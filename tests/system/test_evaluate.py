@@ -133,6 +133,35 @@ def test_ones_own_metric(
     assert found["metrics"][f"{own}:length"] == pytest.approx(sum(map(len, texts)) / len(texts) / 100)
 
 
+def test_what_a_runs_config_names_is_executed_only_on_a_word(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's directory may come from anybody."""
+    own, ran = tmp_path / "theirs.py", tmp_path / "ran"
+    own.write_text(
+        f"open({str(ran)!r}, 'a').close()\n"
+        "def length(reference: str, answer: str) -> float:\n    return len(reference) / 100\n"
+    )
+    evaluate = {"where": "external", "patience": 0, "metrics": ["loss", f"{own}:length"]}
+    run = trained(tiny_run, tmp_path, **evaluate)
+    assert f"config.yaml: this run's config names code to execute: {own}:length (--trust, " in complaint(
+        capsys, run
+    )
+    assert "--trust" in complaint(capsys, run, "--data", tiny_run["data"]["dev"])
+    assert "--trust" in complaint(capsys, run, "--follow", "--once")
+    by_hand = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--once"]
+    done = subprocess.run(by_hand, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("--trust")) == (2, 1)
+    assert figures(capsys, run, "--metrics", "loss", "--samples", "2")["metrics"] == {}
+    assert not ran.exists()
+
+    assert list(figures(capsys, run, "--trust", "--samples", "2")["metrics"]) == [f"{own}:length"]
+    assert ran.exists()
+    ran.unlink()
+    assert main(["evaluate", str(run), "--follow", "--once", "--trust"]) == 0
+    assert ran.exists()
+
+
 def test_what_the_user_can_mend_is_one_line(
     tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from glm_accelerate.checkpoint.format import FOLDER, MANIFEST, Manifest, step_of
 from glm_accelerate.checkpoint.lease import is_leased, sole
 from glm_accelerate.checkpoint.publish import sync
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.folders import make_folder
 
 HOUR = 3600.0
 YOUNGEST = HOUR  # thinning does not tell younger ones apart
@@ -177,7 +178,7 @@ def abandon_after(run: Path, step: int) -> list[int]:
 def place_aside(run: Path, name: str) -> Path:
     """Where what is given up goes: into abandoned/, beside what is there."""
     folder = run / "abandoned"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     aside, copies = folder / name, 0
     while aside.exists():
         copies += 1

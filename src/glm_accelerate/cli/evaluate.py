@@ -60,6 +60,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", help="of a run: write a page and a picture of all that was found"
     )
     parser.add_argument("--follow", action="store_true", help="of a run: answer its evaluations as they come")
+    parser.add_argument(
+        "--trust", action="store_true", help="of a run: execute the FILE.py:FUNCTION that its config names"
+    )
     parser.add_argument("--once", action="store_true", help="with --follow: what waits now, no more")
 
 
@@ -98,7 +101,7 @@ def measure(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.findings import as_json, show
     from glm_accelerate.config.load import load_config
     from glm_accelerate.evaluate.by_hand import Wanted
-    from glm_accelerate.evaluate.metrics import metric_names
+    from glm_accelerate.evaluate.metrics import metric_names, require_trust
 
     if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
         raise UserError("there is no such directory to write in", where=args.predictions)
@@ -107,6 +110,8 @@ def measure(args: argparse.Namespace) -> int:
     weights = chosen(args.path)
     run = run_of(weights.path)
     usual = ("loss",) if run is None else load_config(run / "config.yaml").evaluate.metrics
+    if run is not None and not (args.metrics or args.trust):
+        require_trust(run / "config.yaml", usual)
     answers = metric_names(args.metrics or usual)  # mistakes before the model is read
     if args.predictions and not answers:
         raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
@@ -141,7 +146,8 @@ def _follow(run: Path, args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from glm_accelerate.evaluate.ledger import read, waiting
-    from glm_accelerate.evaluate.rebuild import glm_examiner
+    from glm_accelerate.evaluate.metrics import require_trust
+    from glm_accelerate.evaluate.rebuild import glm_examiner, said_of
     from glm_accelerate.evaluate.results import parse_stem
     from glm_accelerate.evaluate.worker import Following, Lost, all_count, finished
     from glm_accelerate.evaluate.worker import follow as answer_all
@@ -163,6 +169,8 @@ def _follow(run: Path, args: argparse.Namespace) -> None:
             answered.add(found.step)
             say(evaluation(found.event(), whole=found.plan != examiner.plan))
 
+    if not args.trust:
+        require_trust(run / "config.yaml", said_of(run)[0].evaluate.metrics)
     with joined() as ranks:
         device = _device(args)
         examiner = glm_examiner(run, device, ranks, opening.base_from(args))

@@ -21,6 +21,7 @@ from glm_accelerate.evaluate.results import FOLDER, Request, parse_stem
 from glm_accelerate.memory.monitor import NAMED, Holder, free_on, others_on
 from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.folders import make_folder, open_private
 
 LOG = "evaluator.log"
 PAUSE = 0.2  # seconds between two looks that ask the system
@@ -178,7 +179,7 @@ class Beside:
     def _start(self) -> None:
         self._bury()
         folder = self._run / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         log = folder / LOG
         mode = "wb" if log.is_file() and log.stat().st_size > LONGEST_LOG else "ab"
         # Nice and on its cores before torch is loaded; and our own path, no module of where we happen to be.
@@ -189,7 +190,7 @@ class Beside:
             f"sys.path[:] = {sys.path!r}; from glm_accelerate.evaluate.process import main; sys.exit(main())"
         )
         command = [sys.executable, "-P", "-c", f"{begin}; {ours}", *self._words]
-        with log.open(mode) as noise:
+        with open_private(log, mode) as noise:
             self._process = subprocess.Popen(
                 [*command, "--threads", str(self._threads)],
                 stdin=subprocess.PIPE,

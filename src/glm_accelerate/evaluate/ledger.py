@@ -35,6 +35,7 @@ from glm_accelerate.evaluate.results import (
     sound,
 )
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.folders import make_folder
 
 ASKED, CLAIM, RESULT = ".asked.json", ".claim", ".json"
 ITEMS, PREDICTIONS = ".items.json", ".predictions.jsonl"
@@ -55,7 +56,7 @@ class Listing:
 def ask(run: Path, request: Request) -> None:
     """Leave a request. What has been answered is not asked again."""
     folder = run / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if not _path(run, request.stem, RESULT).exists():
         write_text(_path(run, request.stem, ASKED), _json(asdict(request)))
 
@@ -123,7 +124,7 @@ def claim(run: Path, request: Request) -> Generator[bool]:
     if not asked.exists():
         yield False
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +165,7 @@ def publish(run: Path, findings: Findings) -> bool:
     """
     result = sound(findings.result)
     folder = run / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if _given_up(result.stem, _branches(run)):
         return False
     target = _path(run, result.stem, RESULT)
@@ -287,7 +288,6 @@ def _publish_once(target: Path, text: str) -> bool:
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)
             file.write(text)
             file.flush()
             os.fsync(descriptor)
@@ -307,7 +307,7 @@ def _name_once(temporary: Path, target: Path) -> bool:
         if error.errno not in NO_LINKS:
             raise
         # No hard links here: look and rename, one after another. The lock ends with its holder.
-        descriptor = os.open(target.parent / PUBLISHING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(target.parent / PUBLISHING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if target.exists():

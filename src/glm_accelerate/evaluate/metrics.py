@@ -43,6 +43,14 @@ def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def require_trust(config: Path, metrics: Sequence[str]) -> None:
+    """For metrics that a run's own config names: whoever made the run would have their code executed."""
+    own = next((name for name in metrics if ".py:" in name), None)
+    if own is not None:
+        cure = "--trust, if you know what that file does"
+        raise UserError(f"this run's config names code to execute: {own}", where=config, cure=cure)
+
+
 def meanings(metrics: Sequence[str]) -> list[str]:
     """What each stands for: a user's own is its name and what is in its file."""
     return sorted(f"{name} {_content(name)}" if ".py:" in name else name for name in metrics)

@@ -67,6 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="what waits now, no more")
     parser.add_argument("--oldest", action="store_true", help="first; else as the run's config says")
     parser.add_argument("--child", action="store_true", help="of a trainer that listens")
+    parser.add_argument("--trust", action="store_true", help="execute what metrics the run's config names")
     args = parser.parse_args(words)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
@@ -92,11 +93,13 @@ def examiner_of(build: str, run: Path) -> Examiner:
     return make(str(run))
 
 
-def _of_run(run: Path, device: str, ranks: Ranks) -> Examiner:
-    from glm_accelerate.evaluate.rebuild import (
-        glm_examiner,
-    )  # all of a GLM: an examiner of one's own has none
+def _of_run(run: Path, device: str, ranks: Ranks, trusted: bool) -> Examiner:
+    # All of a GLM: an examiner of one's own has none.
+    from glm_accelerate.evaluate.metrics import require_trust
+    from glm_accelerate.evaluate.rebuild import glm_examiner, said_of
 
+    if not trusted:
+        require_trust(run / "config.yaml", said_of(run)[0].evaluate.metrics)
     return glm_examiner(run, device, ranks)
 
 
@@ -124,7 +127,8 @@ def _serve(args: argparse.Namespace) -> None:
     # A trainer's child has its environment: it must not take part in the trainer's job.
     with contextlib.nullcontext(ALONE) if args.child else joined() as ranks:
         run: Path = args.run
-        made = examiner_of(args.build, run) if args.build else _of_run(run, args.device, ranks)
+        trusted = args.trust or args.child  # a trainer has been told by its user
+        made = examiner_of(args.build, run) if args.build else _of_run(run, args.device, ranks, trusted)
         how = Following(args.once, args.oldest or (parent is None and all_count(run)), refuses=parent is None)
         if parent is not None:
             parent.tell("ready")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import BEGINNINGS, Event, Observer
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.folders import make_folder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -132,7 +133,7 @@ class SwanLab:
     def _begin(self) -> ModuleType:
         swanlab = import_module("swanlab")  # by name: not everyone who checks types has it
         folder = self._run_dir / "swanlab"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         # It reads its own log-in and SWANLAB_MODE; without a log-in, online would stop and ask for one.
         settings = swanlab.Settings.model_validate(
             {

@@ -66,6 +66,23 @@ def test_from_asked_to_answered(tmp_path: Path) -> None:
     )
 
 
+def test_nobody_else_reads_it_whatever_the_umask(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Predictions are private conversations."""
+    before = os.umask(0)
+    request.addfinalizer(lambda: os.umask(before))
+    question = asked(4)
+    ledger.ask(tmp_path / "run", question)
+    with ledger.claim(tmp_path / "run", question) as ours:
+        assert ours
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run" / "evals").iterdir()}
+        assert len(modes) == 2
+        assert ledger.publish(tmp_path / "run", found(4))
+    folders = [tmp_path / "run", tmp_path / "run" / "evals"]
+    files = [*(tmp_path / "run" / "evals").iterdir()]
+    assert {*modes.values(), *(path.stat().st_mode & 0o777 for path in files)} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
 def test_a_claim_is_one_holders(tmp_path: Path) -> None:
     ledger.ask(tmp_path, asked(3))
     with ledger.claim(tmp_path, asked(3)) as mine, ledger.claim(tmp_path, asked(3)) as another:
