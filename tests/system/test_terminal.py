@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.runtime.stopped import STOPPED
 
 ROWS = 45
 CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
@@ -73,8 +74,10 @@ class Screen:
             self.rows.append([])
 
 
-def in_terminal(words: list[str], columns: int) -> tuple[int, str]:
-    """The exit code of a command in a terminal, and all that it wrote there."""
+def in_terminal(words: list[str], columns: int, interrupt_at: bytes = b"") -> tuple[int, str]:
+    """The exit code of a command in a terminal, and all that it wrote there. Ctrl-C is typed once these bytes
+    are seen.
+    """
     child, terminal = pty.fork()
     if not child:
         os.execve(sys.executable, words, {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"})
@@ -83,6 +86,9 @@ def in_terminal(words: list[str], columns: int) -> tuple[int, str]:
     try:
         while portion := os.read(terminal, 1 << 16):
             written += portion
+            if interrupt_at and interrupt_at in written:
+                os.write(terminal, b"\x03")
+                interrupt_at = b""
     except OSError:  # the last process has closed it
         pass
     finally:
@@ -112,13 +118,34 @@ def without_spaces(text: str) -> str:
 def test_every_line_of_a_run_is_left_on_the_screen(
     columns: int, ranks: int, tiny_run: dict[str, Any], tmp_path: Path
 ) -> None:
-    said = {**tiny_run, "optim": {"learning_rate": 1e-2}, "evaluate": {**tiny_run["evaluate"], "every": 4}}
-    said["train"] = {"steps": 40, "step_samples": 4}
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(said))
-    run = tmp_path / "run"
-    words = ["-m", "glm_accelerate.cli.main", "train", str(tmp_path / "c.yaml"), "--run", str(run)]
-    code, written = in_terminal([sys.executable, *words, "--nproc", str(ranks)], columns)
+    words = command(tiny_run, tmp_path, steps=40)
+    code, written = in_terminal([*words, "--nproc", str(ranks)], columns)
     assert code == 0, written
+    text = left_on_screen(written, columns, tmp_path / "run")
+    assert without_spaces(text).count("step40/40") == 1
+    assert "0:00:00 left" in text
+
+
+def test_a_run_that_is_interrupted_says_so_last(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+    words = command(tiny_run, tmp_path, steps=100_000)
+    code, written = in_terminal(words, 100, interrupt_at=b"checkpoints/checkpoint-")
+    assert code == STOPPED, written
+    text = left_on_screen(written, 100, tmp_path / "run")
+    *_, stopped, again = text.strip().splitlines()
+    assert re.fullmatch(r"stopped at step [\d,]+: SIGINT", stopped)
+    assert again == "run the same command again to go on"
+
+
+def command(tiny_run: dict[str, Any], folder: Path, steps: int) -> list[str]:
+    said = {**tiny_run, "optim": {"learning_rate": 1e-2}, "evaluate": {**tiny_run["evaluate"], "every": 4}}
+    said["train"] = {"steps": steps, "step_samples": 4}
+    (folder / "c.yaml").write_text(yaml.safe_dump(said))
+    words = ["-m", "glm_accelerate.cli.main", "train", str(folder / "c.yaml")]
+    return [sys.executable, *words, "--run", str(folder / "run")]
+
+
+def left_on_screen(written: str, columns: int, run: Path) -> str:
+    """What is there in the end: every line of the run once, and no bar of what has been prepared."""
     screen = Screen(columns)
     screen.feed(written)
     shown = without_spaces(screen.text())
@@ -127,5 +154,4 @@ def test_every_line_of_a_run_is_left_on_the_screen(
     for line in lines:
         assert shown.count(without_spaces(line)) == 1, f"{line}\n---\n{screen.text()}"
     assert "preparing" not in shown
-    assert shown.count("step40/40") == 1
-    assert re.search(r"0:00:00 left", screen.text())
+    return screen.text()
