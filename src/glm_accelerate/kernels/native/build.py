@@ -52,7 +52,12 @@ def load() -> str | None:
         failed = _compile(here, library)
         if failed is not None:
             return failed
-    torch.ops.load_library(str(library))
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:  # damaged, or on a disk from which nothing may be executed
+        return (
+            f"{library} cannot be loaded ({error.__cause__ or error}): remove it, or set GLM_ACCELERATE_CACHE"
+        )
     return None if torch.ops.glm_accelerate.multiplies() else "this torch multiplies no packed bfloat16 here"
 
 
