@@ -330,6 +330,18 @@ def test_a_finished_run_has_nothing_to_do(tiny_run: Said, tmp_path: Path) -> Non
     assert same(before, state(tmp_path / "run", 14))
 
 
+def test_what_a_second_start_keeps_is_not_called_the_config(tiny_run: Said, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    whys: list[dict[str, str]] = []
+    for steps in (3, 6):
+        go(tiny_run, run, stop_after=steps)
+        reasons = json.loads((run / "plan.json").read_text())["reasons"]
+        whys.append({reason["name"]: reason["why"] for reason in reasons})
+    names = ("tokens in one pass", "shards", "where")
+    assert [whys[1][name] for name in names] == ["as the run began"] * 3
+    assert "the config" not in [whys[0][name] for name in names]
+
+
 def test_what_stays(tiny_run: Said, tmp_path: Path) -> None:
     """The newest three, and the best by held-out loss, wherever it lies."""
     result = go(

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,8 @@ def settle(
     def make_plan() -> dict[str, Any]:
         ground = Ground(family, sizes, inputs, detect(), ranks.count)
         try:
-            return asdict(fitting_plan(_as_before(config, directory, choice, ranks.count), ground))
+            kept = _as_before(config, directory, choice, ranks.count)
+            return asdict(_with_true_reasons(fitting_plan(kept, ground), config, kept))
         except UserError:
             return asdict(fitting_plan(config, ground))
 
@@ -164,6 +165,17 @@ def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -
     if config.evaluate.where == "auto" and where in ("beside", "inline"):
         words.append(f"evaluate.where={where}")  # they ask for other numbers of samples
     return override(config, words)
+
+
+def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> RunPlan:
+    """What `_as_before` has put in was not said by the user."""
+    held = {
+        "tokens in one pass": kept.train.micro_tokens != config.train.micro_tokens,
+        "shards": kept.parallel.shard != config.parallel.shard,
+        "where": kept.evaluate.where != config.evaluate.where,
+    }
+    reasons = (replace(one, why="as the run began") if held.get(one.name) else one for one in plan.reasons)
+    return replace(plan, reasons=tuple(reasons))
 
 
 def _begin(
