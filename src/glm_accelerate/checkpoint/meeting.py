@@ -157,8 +157,9 @@ class Meeting:
 def _state_of(directory: Path) -> int:
     """A number that is another one whenever a file there grows or is touched."""
     state = 0
-    with contextlib.suppress(OSError):  # the directory is made later, or has just been published
-        for entry in os.scandir(directory):
+    # The directory is made later, or has just been published.
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
             state += entry.stat().st_size + entry.stat().st_mtime_ns
     return state
 
