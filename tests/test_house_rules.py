@@ -208,6 +208,37 @@ def test_names_in_shared_folders_are_never_predictable() -> None:
     assert offences(check) == []
 
 
+# Who may hold what unpickles or listens, and why it is none that a stranger can reach.
+CONNECTIONS = {
+    "parallel/launch.py": "starts ranks, over pipes of its own",
+    "evaluate/grade.py": "a scorer started by us, over a socket pair",
+    "data/workers.py": "workers started by us, over a socket pair",
+}
+OBJECTS = re.compile(r"\w+_object(_list)?")  # torch's collectives of objects: pickles between ranks
+
+
+def test_nothing_that_a_stranger_can_reach_is_unpickled() -> None:
+    def check(module: Module) -> Iterator[str]:
+        for node, name in module.imports():
+            listens = name.startswith(
+                ("multiprocessing.", "torch.multiprocessing", "socketserver", "http.server")
+            )
+            harmless = name.startswith(
+                ("multiprocessing.resource_tracker", "torch.multiprocessing.reductions")
+            )
+            if listens and not harmless and module.name not in CONNECTIONS:
+                yield module.at(node, name)
+            if name.startswith(
+                ("torch.distributed.elastic", "torch.distributed.launcher", "torch.distributed.rpc")
+            ):
+                yield module.at(node, name)
+        for node in module.nodes:
+            if isinstance(node, ast.Attribute) and OBJECTS.fullmatch(node.attr):
+                yield module.at(node, node.attr)
+
+    assert offences(check) == []
+
+
 def _is(node: ast.AST | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 

@@ -137,11 +137,34 @@ def test_a_full_disk_kills_no_rank(job: subprocess.Popen[str], disk: Path, tmp_p
     assert published(tmp_path / "run")
 
 
-def test_a_disk_too_full_to_start_again_is_named(job: subprocess.Popen[str], disk: Path) -> None:
+def test_a_full_disk_keeps_no_job_from_starting_again(
+    job: subprocess.Popen[str], disk: Path, tmp_path: Path
+) -> None:
     fill(disk)
     (sign,) = disk.glob("glm-accelerate-*/rank-1.json")
     os.kill(json.loads(sign.read_text())["process"], signal.SIGKILL)
-    said = job.communicate(timeout=120)[1]
-    assert job.returncode == 2, said
-    assert said.splitlines()[-1].startswith(f"error: {disk}/"), said
-    assert "No space left on device (make room" in said
+    assert job.stderr is not None
+    assert any("starting again" in line for line in job.stderr)
+    log = tmp_path / "run" / "events.jsonl"
+    reached = log.read_text().count('"kind": "step"')
+    while log.read_text().count('"kind": "step"') < reached + 2:
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    assert (job.communicate(timeout=120), job.returncode)[1] == 75
+
+
+def test_who_failed_is_named_and_not_who_noticed(words: list[str], tmp_path: Path) -> None:
+    """A rank that is lost takes the others with it in seconds, which say so themselves."""
+    crash = FAULTY.replace("raise UserError", "raise ZeroDivisionError").replace(
+        '"out of memory", where="step 3", cure="a smaller step"', '"once more"'
+    )
+    (tmp_path / "faulty.py").write_text(crash)
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import faulty; faulty.go()"
+    line = [sys.executable, "-c", start, *words, "checkpoint.every=2"]
+    there = os.environ | {"FAULTY": "1"}
+    done = subprocess.run(line, env=there, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert len(re.findall(r"launcher: rank 1 \(process \d+\) ended by exit code 1", done.stderr)) >= 3
+    assert "launcher: rank 0" not in done.stderr
+    assert done.stderr.count("this is a bug") == done.stderr.count("ended by exit code 1")

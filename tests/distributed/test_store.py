@@ -1,35 +1,42 @@
-"""What ranks tell each other through the store: of any length, heard by all, and nothing is left of it."""
+"""What ranks tell each other through the store: of any length, heard by all, and nothing is left of it. In
+our launcher's file and in torchrun's server alike.
+"""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.multiprocessing as mp
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import FileStore, PrefixStore, TCPStore
 
 from glm_accelerate.evaluate.answers import Share, _together
-from glm_accelerate.parallel.ranks import Ranks, peer_ended
+from glm_accelerate.parallel.ranks import Ranks, arrived, peer_ended
 from glm_accelerate.runtime.errors import UserError
 
 Act = Callable[[Ranks, Path], None]
-Together = Callable[[Act, int], TCPStore]
-LONG = "字" * 4_000_000 + "\ud800"  # 24 million letters as they travel; the store takes 8 MiB at once
+Together = Callable[[Act, int], list[str]]
+LONG = "字" * 4_000_000 + "\ud800"  # 24 million letters as they travel; torchrun's store takes 8 MiB at once
 
 
 def act(rank: int, what: Act, count: int, port: int, folder: Path) -> None:
     """A process of its own."""
-    store = TCPStore("127.0.0.1", port, is_master=False)
+    store = TCPStore("127.0.0.1", port, is_master=False) if port else FileStore(str(folder / "store"), -1)
     what(Ranks(rank, count, PrefixStore("start-0", store)), folder)
 
 
-@pytest.fixture
-def together(tmp_path: Path) -> Together:
-    """together(act, ranks): `act` in so many processes that meet as under a launcher; the store after it."""
+@pytest.fixture(params=["file", "server"])
+def together(request: pytest.FixtureRequest, tmp_path: Path) -> Together:
+    """together(act, ranks): `act` in so many processes that meet as launched; the keys left after it."""
 
-    def run(what: Act, count: int) -> TCPStore:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        mp.spawn(act, args=(what, count, store.port, tmp_path), nprocs=count)
-        return store
+    def run(what: Act, count: int) -> list[str]:
+        if request.param == "server":
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port = store.port
+        else:
+            store, port = FileStore(str(tmp_path / "store"), -1), 0
+        mp.spawn(act, args=(what, count, port, tmp_path), nprocs=count)
+        return [key for key in store.list_keys() if key.startswith("start-0")]
 
     return run
 
@@ -57,7 +64,17 @@ def refuse() -> None:
 
 
 def test_nothing_is_left_of_what_all_have_heard(together: Together) -> None:
-    assert together(say_often, 3).num_keys() == 0
+    assert together(say_often, 3) == []
+
+
+def wait_in_vain(ranks: Ranks, folder: Path) -> None:
+    assert ranks.store is not None
+    assert not arrived(ranks.store, ["never"], timedelta(seconds=0.1))
+    ranks.gather(None)
+
+
+def test_a_wait_has_a_limit(together: Together) -> None:
+    together(wait_in_vain, 2)
 
 
 def fail(ranks: Ranks, folder: Path) -> None:

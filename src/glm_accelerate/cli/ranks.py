@@ -9,12 +9,10 @@ from pathlib import Path
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.cli import main
-from glm_accelerate.parallel.heartbeat import orphaned
-from glm_accelerate.parallel.launch import launch
+from glm_accelerate.parallel.launch import AFTER_ANOTHER, launch
 from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.stopped import STOPPED
 
 
 def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:
@@ -29,7 +27,7 @@ def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:
 
 def one_rank(args: argparse.Namespace) -> int:
     """In a process of its own. What goes wrong has to end it, or the others would wait for it for ever; only
-    where another rank says what it is, that one ends the job, once it has said it.
+    where another rank says what it is, that one's exit code counts.
     """
     from glm_accelerate.cli import train
 
@@ -46,7 +44,7 @@ def one_rank(args: argparse.Namespace) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
             return train.run(args)
         except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
-            sys.exit(STOPPED)
+            sys.exit(128 + signal.SIGINT)
         except UserError as error:
             told = error.told
             raise
@@ -57,12 +55,8 @@ def one_rank(args: argparse.Namespace) -> int:
             if not peer_ended(error):
                 raise
             sys.stderr.write(f"rank {rank}: ended because another rank did\n")
-            sys.exit(main.OUR_BUG)
+            told = True
+            return main.OUR_BUG
 
     code = main.answer(act)
-    if orphaned():  # torch would wait for ever for the launcher to take the answer
-        sys.stdout.flush()
-        os._exit(code)
-    if code in (main.OUR_BUG, main.USERS_INPUT) and not told:
-        sys.exit(code)
-    return code
+    return AFTER_ANOTHER if told else code

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.distributed import DistStoreError
 
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.lease import lease
@@ -30,7 +29,7 @@ from glm_accelerate.evaluate.exam import Examiner, Findings
 from glm_accelerate.evaluate.ledger import claim, listing, publish, read_items
 from glm_accelerate.evaluate.results import Request, Result, parse_result, sound, whole_plan
 from glm_accelerate.memory.monitor import ran_out
-from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, peer_ended
+from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, arrived, peer_ended
 from glm_accelerate.runtime.errors import UserError
 
 POLL = 0.5  # seconds between two looks for something to do
@@ -246,16 +245,9 @@ def _together(findings: Findings, request: Request, ranks: Ranks) -> tuple[Findi
     failed = findings.result.status == "failed"
     keys = [f"answered-{request.stem}-{rank}" for rank in range(ranks.count)]
     ranks.store.set(keys[ranks.rank], str(findings.result.reason or "") if failed else "")
-    try:
-        while True:
-            try:
-                ranks.store.wait(keys, LOCKSTEP if failed else PATIENCE)
-                break
-            except DistStoreError:
-                if failed:
-                    raise
-    except DistStoreError:
-        return findings, True
+    while not arrived(ranks.store, keys, LOCKSTEP if failed else PATIENCE):
+        if failed:
+            return findings, True
     reasons = [ranks.store.get(key).decode() for key in keys]
     worst = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
     if worst is None:

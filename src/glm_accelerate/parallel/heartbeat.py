@@ -8,6 +8,7 @@ be written, as on a full disk, all are silent and training goes on.
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Generator
@@ -19,8 +20,6 @@ INTERVAL = 1.0
 QUIET = 5.0  # seconds without a sign after which a rank is named
 LOST = 30.0  # ... and after which it is killed, so that the job can go on from its last checkpoint
 PROBE = 512  # bytes, more than a sign has
-
-STOP = "stop"  # the name of a file that asks starting ranks to end
 
 
 @dataclass(slots=True)
@@ -47,24 +46,33 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
             fresh.write_text(json.dumps(said), encoding="utf-8")
             fresh.replace(file)
 
+    def leave() -> None:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)  # gone on purpose is not silent
+            if orphaned():
+                folder.rmdir()  # the last one can
+
     def beat() -> None:
+        asked = False
         while not ended.wait(INTERVAL):
             sign()
-            if doing.step == 0 and orphaned():
-                os._exit(1)  # there is nothing to save, and a process that meets its peers hears no signal
+            if asked or not orphaned():
+                continue
+            if doing.step == 0:  # there is nothing to save, and who meets its peers hears no signal
+                leave()
+                os._exit(1)
+            asked = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
     sign()
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
-        if (folder / STOP).exists():  # looked at after the first sign: one of the two has reached the other
-            raise KeyboardInterrupt
         yield
     finally:
         ended.set()
         thread.join()
-        with suppress(OSError):
-            file.unlink(missing_ok=True)  # gone on purpose is not silent
+        leave()
 
 
 def orphaned() -> bool:
@@ -120,12 +128,6 @@ def writable(folder: Path) -> bool:
 def forget(folder: Path, rank: int) -> None:
     """Its process is gone."""
     _file(folder, rank).unlink(missing_ok=True)
-
-
-def ask_to_stop(folder: Path) -> None:
-    """For ranks that are only just starting, and can't be sent a signal yet."""
-    with suppress(OSError):  # the others can
-        (folder / STOP).touch()
 
 
 def _file(folder: Path, rank: int) -> Path:

@@ -1,27 +1,26 @@
-"""N processes on this machine: started and watched by torch's elastic agent, started again when one dies.
+"""N processes on this machine: started, watched, and started again when one dies.
 
-launcher (this file) -> agent (a thread) -> ranks, each of which runs `entry(task)` and answers an exit code
+launcher (this file) -> ranks, each of which runs `entry(task)` and ends with an exit code
 Signals are passed on and end the job; a silent rank is named, then killed; a job that fails again and again
-without getting further is given up.
+without getting further is given up. Ranks meet in a file of this user's: nobody listens for them.
 """
 
-import logging
+import math
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from typing import Any, NoReturn
 
 from glm_accelerate.parallel import heartbeat
 from glm_accelerate.runtime import env
@@ -29,6 +28,8 @@ from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
 
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2
+GRACE = 30.0  # seconds for the others to end once a rank has failed
+AFTER_ANOTHER = 3  # the exit code of a rank that ends because another one has failed
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Entry = Callable[[Any], int]  # a module's own function, and plain data for it: both travel to the processes
@@ -38,10 +39,9 @@ def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int], 
     """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved;
     `final`: the exit code of a rank that has said what is wrong, so that starting again is of no use.
     """
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # the launcher says the same in a line
     env.share_cores(ranks)
     env.one_range()
+    env.stay_on_loopback()
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
         job = _Job(Path(folder), entry, task, ranks, final)
@@ -79,6 +79,7 @@ class _Job:
     task: object
     ranks: int
     final: int
+    processes: list[SpawnProcess] = field(default_factory=list[SpawnProcess])  # by rank
     stopping: bool = False
     named: set[int] = field(default_factory=set[int])
     deaf: float = 0.0  # when no sign of life could be written the last time
@@ -86,51 +87,74 @@ class _Job:
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Pass it on: the ranks end their step, save, and answer. The second Ctrl-C is meant at once."""
         if self.stopping and number == signal.SIGINT:
-            self._signal_all(signal.SIGKILL)
+            self._kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
             _say(STOPPED_AT_ONCE)
             os._exit(STOPPED)
         self.stopping = True
-        heartbeat.ask_to_stop(self.folder)
-        self._signal_all(signal.SIGTERM)
+        self._terminate()
 
     def attempt(self) -> int | None:
         """One life of the job: its exit code, or None if a rank died."""
-        with ThreadPoolExecutor(1) as agent:
-            code, looked = agent.submit(self._run), time.monotonic()
-            while not code.done():
-                wait([code], POLL)
-                slept = time.monotonic() - looked > heartbeat.QUIET  # we were stopped ourselves
-                looked = time.monotonic()
-                if not slept:
-                    self._watch()
-        return code.result()
+        with _meeting_point(self.folder) as meeting:
+            try:
+                self._start(meeting)
+                return self._ended()
+            finally:
+                self._kill()
+                for process in self.processes:
+                    process.join()
+                self.processes.clear()
 
-    def _run(self) -> int | None:
+    def _start(self, meeting: str) -> None:
         # The ranks inherit it from this thread: they hear Ctrl-C when they are ready to. The tracker, which
         # comes with the first of them, would unblock it (Python 3.11), so it is started before.
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=self.ranks,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            run_id=self.folder.name,
-            max_restarts=0,  # the launcher starts again, and counts only what brings no progress
-            monitor_interval=0.1,
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            answers = elastic_launch(config, self.entry)(self.task)
-        except ChildFailedError as failed:
-            rank, first = failed.get_first_failure()
-            if first.exitcode == self.final:
-                return self.final
-            how = first.signal_name() if first.exitcode < 0 else f"exit code {first.exitcode}"
-            if not self.stopping:
-                _say(f"rank {rank} (process {first.pid}) ended by {how}")
-            return None
-        return max(answers.values())
+            for rank in range(self.ranks):
+                words = (self.entry, self.task, rank, self.ranks, meeting)
+                process = get_context("spawn").Process(target=_be_rank, args=words)
+                process.start()
+                self.processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self.stopping:  # asked before all of them could be sent a signal
+            self._terminate()
+
+    def _ended(self) -> int | None:
+        """Waits for all ranks. The exit code of all, the final one of any, or None."""
+        looked, ends, failed = time.monotonic(), math.inf, list[str]()
+        while running := [process for process in self.processes if process.is_alive()]:
+            wait([process.sentinel for process in running], POLL)
+            slept = time.monotonic() - looked > heartbeat.QUIET  # we were stopped ourselves
+            looked = time.monotonic()
+            if not slept:
+                self._watch()
+            if not failed and (failed := self._failures(0, STOPPED, AFTER_ANOTHER)):
+                self._terminate()  # a rank may wait for the failed one without a limit
+                ends = looked + GRACE
+            elif ends == math.inf and self._failures(0, STOPPED):
+                ends = looked + 2 * GRACE  # the failed one still saves
+            if looked > ends:
+                self._kill()
+        codes = [process.exitcode or 0 for process in self.processes]
+        if self.final in codes:
+            return self.final
+        failed = failed or self._failures(0, STOPPED)
+        if failed and not self.stopping:
+            _say(failed[0])
+        return None if failed else max(codes)
+
+    def _failures(self, *passed_over: int) -> list[str]:
+        """Each rank that ended by another exit code than these, in words."""
+        found: list[str] = []
+        for rank, process in enumerate(self.processes):
+            code = process.exitcode
+            if code is not None and code not in passed_over:
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                found.append(f"rank {rank} (process {process.pid}) ended by {how}")
+        return found
 
     def _watch(self) -> None:
         silent = [sign for sign in heartbeat.signs(self.folder) if sign.seconds >= heartbeat.QUIET]
@@ -147,17 +171,40 @@ class _Job:
                 _say(str(sign))
             elif seconds > heartbeat.LOST:
                 _say(f"killing rank {sign.rank}")
-                _signal(sign.process, signal.SIGKILL)
+                self.processes[sign.rank].kill()
                 heartbeat.forget(self.folder, sign.rank)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for sign in heartbeat.signs(self.folder):
-            _signal(sign.process, number)
+    def _terminate(self) -> None:
+        for process in self.processes:
+            process.terminate()
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill()
 
 
-def _signal(process: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process, number)
+@contextmanager
+def _meeting_point(folder: Path) -> Generator[str, None, None]:
+    """A new file, in which the ranks of one attempt meet. In memory where the system has such files: a disk
+    may be full, and a killed launcher leaves none behind.
+    """
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create("glm-accelerate")) as file:
+            yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            yield file.name
+
+
+def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) -> NoReturn:
+    """In a process of its own."""
+    if sys.platform == "linux":  # so that it stays when the launcher is killed
+        try:
+            meeting = f"/proc/self/fd/{os.open(meeting, os.O_RDWR | os.O_CLOEXEC)}"
+        except FileNotFoundError:  # it was
+            sys.exit(AFTER_ANOTHER)
+    env.take_place(rank, ranks, meeting)
+    sys.exit(entry(task))
 
 
 def _say(message: str) -> None:

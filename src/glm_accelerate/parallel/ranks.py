@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore, distributed_c10d
 
 from glm_accelerate.parallel.heartbeat import Doing, beating
 from glm_accelerate.runtime.env import Launched, launched, signs_folder
@@ -117,9 +117,16 @@ def joined() -> Generator[Ranks, None, None]:
             world_size=said.count,
             timeout=COLLECTIVE,
         )
-        with _one_mistake_said(store):
-            yield Ranks(said.rank, said.count, store, doing)
-            leave(store, said.count)
+        try:
+            with _one_mistake_said(store):
+                yield Ranks(said.rank, said.count, store, doing)
+                leave(store, said.count)
+        except BaseException:
+            # The others may wait for us in a collective: they hear it now, not when this process has ended.
+            # destroy_process_group would wait for operations of NCCL that cannot end any more.
+            if dist.is_initialized():
+                distributed_c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
+            raise
 
 
 def leave(store: Store, count: int) -> None:
@@ -152,12 +159,8 @@ def _say(store: Store, key: str, said: Any) -> None:
 
 def _hear(store: Store, keys: list[str], readers: int) -> list[Any]:
     """What was said under these keys, as soon as all of it was. The last of the readers takes it away."""
-    while True:
-        try:
-            store.wait(keys, PATIENCE)
-            break
-        except DistStoreError:
-            continue
+    while not arrived(store, keys, PATIENCE):
+        pass
     pieces = [[f"{key}-{number}" for number in range(int(store.get(key)))] for key in keys]
     heard = [json.loads(b"".join(map(store.get, each))) for each in pieces]
     count = f"{keys[0]}-heard"
@@ -165,6 +168,17 @@ def _hear(store: Store, keys: list[str], readers: int) -> list[Any]:
         for key in (*keys, *itertools.chain.from_iterable(pieces), count):
             store.delete_key(key)
     return heard
+
+
+def arrived(store: Store, keys: list[str], limit: timedelta) -> bool:
+    """Whether all of them are, within that time."""
+    try:
+        store.wait(keys, limit)
+    except RuntimeError as error:  # a store in a file has no kind of its own for it
+        if "wait timeout" not in str(error).lower():
+            raise
+        return False
+    return True
 
 
 def _mistakes_named(make: Callable[[], Any]) -> Any:
@@ -205,7 +219,9 @@ def _one_mistake_said(store: Store) -> Generator[None, None, None]:
 
 
 def _store(said: Launched) -> Store:
-    """The launcher's own store where it has one, else the first rank's."""
+    """The file of our own launcher; torchrun's store where it has one, else the first rank's."""
+    if said.meeting is not None:
+        return FileStore(said.meeting, -1)
     serves = said.rank == 0 and not said.agent_store
     return TCPStore(said.address, said.port, said.count, is_master=serves, timeout=MEETING)
 

@@ -3,6 +3,7 @@
 Nothing else reads `os.environ`, so everything that can silently change a run is on this page.
 """
 
+import math
 import os
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from glm_accelerate.runtime.errors import UserError
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
+ALONE = "unset RANK to train in one process"
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -26,8 +29,9 @@ class Launched:
     rank: int
     count: int
     local: int  # among the processes of this machine
-    address: str  # where all of them meet
+    address: str  # where all of them meet ...
     port: int
+    meeting: str | None  # ... or the file in which they do, if our own launcher started them
     restart: int  # how often the launcher has started it again
     job: str  # the launcher's name for all its attempts together
     agent_store: bool  # whether the launcher serves the meeting point itself
@@ -35,18 +39,37 @@ class Launched:
 
 def launched() -> Launched | None:
     """Our place in a job of several processes, or None if nobody launched us."""
-    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+    meeting, signs = os.environ.get("GLM_ACCELERATE_MEETING"), signs_folder()
+    if meeting is None and not ("RANK" in os.environ and {"WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys()):
         return None
+    count = _number("WORLD_SIZE", 1)
+    rank = _number("RANK", 0, count)
+    if meeting is None and not os.environ.get("MASTER_ADDR"):
+        raise UserError("MASTER_ADDR is not set, but RANK is", cure=ALONE)
+    own = meeting is not None
     return Launched(
-        rank=int(os.environ["RANK"]),
-        count=int(os.environ["WORLD_SIZE"]),
-        local=int(os.environ.get("LOCAL_RANK", "0")),
-        address=os.environ["MASTER_ADDR"],
-        port=int(os.environ["MASTER_PORT"]),
-        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        rank=rank,
+        count=count,
+        local=_number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else 0,
+        address="" if own else os.environ["MASTER_ADDR"],
+        port=0 if own else _number("MASTER_PORT", 1, 1 << 16),
+        meeting=meeting,
+        restart=0 if own else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        job=signs.name if own and signs is not None else os.environ.get("TORCHELASTIC_RUN_ID", ""),
         agent_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def take_place(rank: int, count: int, meeting: str) -> None:
+    """This process's place among those that our launcher has started on this machine."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ["GLM_ACCELERATE_MEETING"] = meeting
+
+
+def stay_on_loopback() -> None:
+    """gloo and NCCL of the ranks that we start listen to this machine only, unless an interface is named."""
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
 def cache_root() -> Path:
@@ -206,3 +229,14 @@ def _quota(file: Path, otherwise: int) -> int:
         return otherwise
     quota, period = file.read_text().split()
     return otherwise if quota == "max" else min(otherwise, int(quota) // int(period))
+
+
+def _number(name: str, least: int, end: float = math.inf) -> int:
+    """A variable that a launcher has set: a whole number from `least` on, below `end`."""
+    said = os.environ.get(name)
+    if said is None:
+        raise UserError(f"{name} is not set, but RANK is", cure=ALONE)
+    if not (said.isascii() and said.isdecimal() and least <= int(said) < end):
+        wanted = f"{least} or more" if end == math.inf else f"{least} to {end - 1}"
+        raise UserError(f"{name} is {said!r}, expected {wanted}", cure=ALONE)
+    return int(said)

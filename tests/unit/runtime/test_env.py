@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.env import cache_root, compiler, control_groups, cores, offline, visible_devices
+from glm_accelerate.runtime.env import (
+    cache_root,
+    compiler,
+    control_groups,
+    cores,
+    launched,
+    offline,
+    visible_devices,
+)
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -32,6 +40,44 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
         cache_root()
     monkeypatch.setenv("GLM_ACCELERATE_CACHE", "/own")
     assert cache_root() == Path("/own")
+
+
+GIVEN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', expected 1 or more"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT is 'x', expected 1 to 65535"),
+        ({"RANK": "2"}, "RANK is '2', expected 0 to 1"),
+        ({"RANK": ""}, "RANK is ''"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
+    ],
+)
+def test_what_a_launcher_set_wrongly_is_named(
+    changes: dict[str, str | None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**GIVEN, **changes}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said):
+        launched()
+
+
+def test_who_was_launched_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+    place = launched()
+    assert place is not None
+    assert (place.rank, place.count, place.address, place.port) == (1, 2, "here", 29500)
+    monkeypatch.delenv("RANK")
+    assert launched() is None
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("TRUE", True), ("0", False), ("", False)])
