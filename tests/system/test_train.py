@@ -280,7 +280,7 @@ def test_prepared_data_that_are_damaged_are_named_and_made_anew(tiny_run: Said, 
     go(tiny_run, tmp_path / "whole", stop_after=4)
     assert steps(tmp_path / "run") == steps(tmp_path / "whole")
     said = [str(event["said"]) for event in read_events(tmp_path / "run" / "events.jsonl") if "said" in event]
-    assert len([line for line in said if "damaged and was made anew" in line]) == len(damaged) == 2
+    assert len([line for line in said if "could not be used and was made anew" in line]) == len(damaged) == 2
 
 
 def test_resume_from_a_step_gives_up_what_came_after(tiny_run: Said, tmp_path: Path) -> None:

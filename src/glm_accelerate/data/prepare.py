@@ -21,7 +21,7 @@ from glm_accelerate.config.schema import Source
 from glm_accelerate.data.ranges import EncodeSettings, Recipe
 from glm_accelerate.data.read import find_format
 from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
-from glm_accelerate.data.store import FORMAT_VERSION, BrokenStore, Part, Store, Writer, open_part
+from glm_accelerate.data.store import BrokenStore, Part, Store, Writer, open_part
 from glm_accelerate.data.templates import detect_template, get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.workers import encode_ranges
@@ -72,7 +72,7 @@ def prepare(
 def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
     """Names everything that the prepared samples depend on."""
     said = {
-        "version": FORMAT_VERSION,
+        "version": get_template(settings.template).version,
         "content": digest,
         "tokenizer": tokenizer,
         **dataclasses.asdict(settings),
@@ -95,7 +95,7 @@ def _open_or_build(
             return part
         except BrokenStore as error:
             if directory.exists():
-                damage = f"what was prepared of {recipe.path} is damaged and was made anew: {error}"
+                damage = f"what was prepared of {recipe.path} could not be used and was made anew: {error}"
         _build(directory, recipe, found, workers, meter)
         part = open_part(directory, recipe.path, weight, check=False)
         return dataclasses.replace(part, mended=damage)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from glm_accelerate.data.types import Place, Sample
 from glm_accelerate.runtime.folders import open_private
 
-FORMAT_VERSION = 3  # part of every key: raise it when what is written, or how text is encoded, changes
+FORMAT_VERSION = 3  # of the files: raise it when they change; of another one they are made anew
 REMARKS_KEPT = 5  # of each kind
 
 Int32s = NDArray[np.int32]

@@ -15,7 +15,7 @@ import pytest
 from glm_accelerate.config.schema import DataSection, Source
 from glm_accelerate.data.encode import Kept, encode
 from glm_accelerate.data.inputs import open_inputs
-from glm_accelerate.data.prepare import EncodeSettings, prepare
+from glm_accelerate.data.prepare import EncodeSettings, content_key, prepare
 from glm_accelerate.data.read import read
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.templates import get_template
@@ -159,7 +159,7 @@ def test_a_broken_cache_is_built_again_and_named(
     again = run(data, model, cache)
     assert everything(again) == good
     (mended,) = again.mended
-    assert mended.startswith(f"what was prepared of {data} is damaged and was made anew: ")
+    assert mended.startswith(f"what was prepared of {data} could not be used and was made anew: ")
     assert name in mended
     assert (directory / name).read_bytes() == content
     assert run(data, model, cache).mended == []
@@ -368,3 +368,26 @@ def test_what_is_excluded_is_not_learnt(model: Path, tmp_path: Path) -> None:
     sample = run(data, model, tmp_path / "cache")[0]
     learnt = load_tokenizer(model).decode(sample.tokens[sample.targets].tolist(), skip_special=False)
     assert learnt == "\nsecond<|user|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "key"),
+    [
+        ("glm4-0414", "99facc8a2e4c46018690a7bff7222c55dd2df53c"),
+        ("chatglm3", "eb1b4f460561c09d186546f3322fdc818ca6f4e5"),
+    ],
+)
+def test_data_of_an_earlier_version_stay_the_same_data(template: str, key: str) -> None:
+    """A run that began before an upgrade goes on after it, unless its template writes another text."""
+    assert content_key("d", EncodeSettings(template=template), "t") == key
+
+
+def test_files_of_another_version_are_made_anew(data: Path, model: Path, tmp_path: Path) -> None:
+    before = run(data, model, tmp_path / "cache")
+    (directory,) = directories(tmp_path / "cache")
+    report = json.loads((directory / "report.json").read_text())
+    (directory / "report.json").write_text(json.dumps(report | {"version": report["version"] - 1}))
+    after = run(data, model, tmp_path / "cache")
+    assert after.fingerprint == before.fingerprint
+    assert everything(after) == everything(before)
+    assert ["another format version" in part.mended for part in after.parts] == [True]

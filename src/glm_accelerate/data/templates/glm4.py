@@ -45,4 +45,5 @@ GLM4 = Template(
     stop="<|user|>",
     end_of_text="<|endoftext|>",
     write=_write,
+    version=3,
 )

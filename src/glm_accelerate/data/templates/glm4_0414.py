@@ -37,4 +37,4 @@ def _block(turn: int, message: Message) -> Block:
     return Block(message.role, (f"\n{message.content}",), turn, learnt=message.learnt)
 
 
-GLM4_0414 = replace(GLM4, name="glm4-0414", write=_write)
+GLM4_0414 = replace(GLM4, name="glm4-0414", write=_write, version=2)

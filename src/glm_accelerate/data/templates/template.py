@@ -40,6 +40,7 @@ class Template:
     stop: str  # written after the last answer
     end_of_text: str  # written after a plain document
     write: Callable[[Sequence[Message], bool], list[Piece]]
+    version: int = 2  # raise it when another text is written: data prepared before are then not used
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> list[Piece]:
         """The pieces of a conversation; after a last assistant turn its stop token, a target, follows."""
