@@ -150,7 +150,7 @@ def test_saved_at_three_and_gone_on_with_at_two_and_one(
     go(config, run, 3, "train.steps=10", "optim.schedule=constant")
     go(config, run, 2, "train.steps=15", "optim.schedule=constant", "--accept-changes")
     said = go(config, run, 1, "train.steps=20", "optim.schedule=constant", "--accept-changes")
-    assert "ranks was 2, is 1" in " ".join(said.split())
+    assert "ranks was 2, now 1" in " ".join(said.split())
     go(config, tmp_path / "constant", 1, "optim.schedule=constant")
     for one, other in zip(figures(tmp_path / "constant"), figures(run), strict=True):
         assert other == pytest.approx(one, rel=1e-5)
