@@ -190,8 +190,17 @@ def test_a_stopped_rank_is_named_in_seconds(
     assert job.returncode == 75
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize(
+    ("number", "whole_group"),
+    [
+        (signal.SIGTERM, True),
+        (signal.SIGTERM, False),
+        (signal.SIGINT, True),
+        (signal.SIGINT, False),
+        (signal.SIGHUP, True),  # as a terminal that closes
+        (signal.SIGUSR1, True),  # as Slurm with --signal=USR1
+    ],
+)
 def test_signals_end_all_ranks_with_everything_saved(
     number: signal.Signals,
     whole_group: bool,
@@ -221,7 +230,7 @@ def test_ranks_end_with_their_launcher(
     """Killed, it can tell nobody; ranks that stayed would hold their memory for ever."""
     run = tmp_path / "run"
     line = command(config, run, 2, "train.steps=100000")
-    job = spawn(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = spawn(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while len(ranks := processes(job.pid)) < 2 or (when == "training" and steps_done(run) < 3):
         assert job.poll() is None
         time.sleep(0.02)
@@ -229,6 +238,59 @@ def test_ranks_end_with_their_launcher(
     job.wait()
     while any(alive(process) for process in ranks.values()):  # the suite's time limit is the test
         time.sleep(0.05)
+    assert job.stderr is not None
+    assert "this is a bug" not in job.stderr.read()
+    assert when == "starting" or published(run)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_goes_on_when_nobody_reads_what_it_prints(
+    ranks: int, config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = tmp_path / "run"
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    job = spawn(command(config, run, ranks, "train.steps=100000"), **pipe)
+    assert job.stdout is not None
+    while steps_done(run) < 3:
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.stdout.close()
+    reached = steps_done(run)
+    while steps_done(run) < reached + 20:
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGHUP)
+    assert job.wait(timeout=120) == 75
+    assert published(run)[0].name == f"checkpoint-{steps_done(run)}"
+    attempts = {event["attempt"] for event in read_events(run / "events.jsonl")}
+    assert attempts == {1}
+
+
+def test_a_run_that_is_moved_while_it_trains_ends_by_name(
+    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Its checkpoints would be in one place, and its log in another."""
+    run = tmp_path / "run"
+    job = spawn(command(config, run, 1, "train.steps=100000"), stderr=subprocess.PIPE, text=True)
+    while saved(run) < 5:
+        assert job.poll() is None
+        time.sleep(0.02)
+    run.rename(tmp_path / "moved")
+    said = job.communicate(timeout=120)[1]
+    assert job.returncode == 2, said
+    assert f"error: {run}: this run's directory was moved or replaced while it trained" in said
+    assert not (run / "events.jsonl").exists()
+
+
+def test_adafactor_needs_whole_weights(config: Path, tmp_path: Path, go: Callable[..., str]) -> None:
+    run, more = tmp_path / "run", ["optim.name=adafactor", "adapt.method=lora"]
+    line = command(config, run, 2, *more, "parallel.shard=full")
+    refused = subprocess.run(line, capture_output=True, text=True, timeout=240)
+    assert refused.returncode == 2
+    assert "optim.name=adafactor cannot go with parallel.shard" in refused.stderr
+    go(config, run, 2, *more, "train.steps=5", "parallel.shard=off", "optim.schedule=constant")
+    go(config, run, 2, *more, "parallel.shard=off", "optim.schedule=constant", "--accept-changes")
+    assert len(figures(run)) == STEPS
 
 
 def test_a_mistake_is_said_once(config: Path, tmp_path: Path) -> None:

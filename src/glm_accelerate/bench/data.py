@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from glm_accelerate.bench.picture import Bar
 from glm_accelerate.bench.report import Report, Table, amount, duration, now, number, percent
@@ -21,7 +20,7 @@ from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import Ground, order_of, resolve
-from glm_accelerate.runtime.env import cores
+from glm_accelerate.runtime.env import cores, expanded
 
 DEFAULT_SAMPLES = 16  # in a step, to compare ways of batching where the config speaks of tokens
 
@@ -94,7 +93,7 @@ def measure_data(config: RunConfig, steps: int, say: Say) -> DataFigures:
 
 
 def _prepared(config: RunConfig, inputs: Inputs, seconds: float) -> Prepared:
-    size = sum(Path(source.path).expanduser().stat().st_size for source in config.data.train)
+    size = sum(expanded(source.path).stat().st_size for source in config.data.train)
     asked = config.data.workers
     tokens = int(inputs.train.lengths.sum())
     return Prepared(seconds, size, len(inputs.train), tokens, cores() if asked == "auto" else asked)

@@ -19,6 +19,7 @@ from glm_accelerate.checkpoint.files import Part
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
 from glm_accelerate.checkpoint.write import Job, write
 from glm_accelerate.runtime.orphan import end_with_parent
+from glm_accelerate.runtime.stopped import stop_signals
 
 NICENESS = 5  # training goes first
 
@@ -76,8 +77,8 @@ def _tasks() -> Iterator[None]:
 
 def main() -> None:
     """Prepare the process: what may end it is its parent's end, and nothing else."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     os.nice(NICENESS)
     serve(int(sys.argv[1]), int(sys.argv[2]))

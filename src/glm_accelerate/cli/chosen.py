@@ -6,6 +6,7 @@ from pathlib import Path
 from glm_accelerate.checkpoint.find import BEST, best_of, candidates, is_directory, resolve_path
 from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.models.adapt.files import is_adapter
+from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
 
 NOTHING = "no run, checkpoint, snapshot, adapter or model is here"
@@ -23,7 +24,7 @@ class Chosen:
 
 def chosen(path: str) -> Chosen:
     """A run's weights; everything else as it is."""
-    there = Path(path).expanduser()
+    there = expanded(path)
     if not is_directory(there):
         hub = path.startswith("modelscope:") or (path.count("/") == 1 and not path.startswith((".", "/")))
         if not hub:

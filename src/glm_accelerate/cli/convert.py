@@ -1,7 +1,6 @@
 """`convert DIR OUT`: old pickled weights of ChatGLM2 and ChatGLM3 to safetensors."""
 
 import argparse
-from pathlib import Path
 
 HELP = "Turn pytorch_model*.bin into safetensors. Files that hold anything but tensors are refused."
 
@@ -19,11 +18,12 @@ def run(args: argparse.Namespace) -> int:
 
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.export.convert import convert
+    from glm_accelerate.runtime.env import expanded
 
     with watching() as watch:
         made = convert(
-            Path(args.source).expanduser(),
-            Path(args.out).expanduser(),
+            expanded(args.source),
+            expanded(args.out),
             lambda done, total: watch("weights", done, total),
         )
     console = Console(soft_wrap=True)

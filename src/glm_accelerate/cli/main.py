@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol, cast
 from glm_accelerate.runtime.env import one_range, share_cores, use_utf8
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
+from glm_accelerate.runtime.streams import outlive_readers
 
 DONE, OUR_BUG, USERS_INPUT = 0, 1, 2
 ROOM, LET = "make room, then run the same again", "let this user read and write there, or name another place"
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(act: Callable[[], int]) -> int:
     """The exit code of `act`, whatever it comes to; what went wrong is said in one line."""
+    outlive_readers()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a GBK terminal has no check mark: no reason to end a run
     try:
@@ -77,10 +79,6 @@ def answer(act: Callable[[], int]) -> int:
         return USERS_INPUT
     except KeyboardInterrupt:
         _say("stopped")
-        return STOPPED
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`); Python would complain again when it flushes at exit.
-        _to_nowhere()
         return STOPPED
     except Exception as error:  # noqa: BLE001  # the last line of defence: anything here is a bug of ours
         if isinstance(error, OSError) and (said := refused(error)) is not None:

@@ -52,7 +52,7 @@ def open_inputs(
         overlong=section.overlong,
         skip_bad=section.skip_bad,
     )
-    cache = env.cache_root() / "data" if section.cache == "auto" else Path(section.cache).expanduser()
+    cache = env.cache_root() / "data" if section.cache == "auto" else env.expanded(section.cache)
     if section.cache == "auto":
         close_folder(cache)
     workers = min(env.cores(), MOST_WORKERS) if section.workers == "auto" else section.workers

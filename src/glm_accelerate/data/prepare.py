@@ -25,6 +25,7 @@ from glm_accelerate.data.store import BrokenStore, Part, Store, Writer, open_par
 from glm_accelerate.data.templates import detect_template, get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.workers import encode_ranges
+from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.folders import make_folder, open_private
 
@@ -53,7 +54,7 @@ def prepare(
         settings = dataclasses.replace(settings, template=detect_template(model_dir))
     get_template(settings.template)  # its mistakes, and those of the tokenizer, come before any work
     fingerprint = load_tokenizer(model_dir, settings.template).fingerprint
-    paths = [Path(source.path).expanduser() for source in sources]
+    paths = [expanded(source.path) for source in sources]
     meter = _Meter(2 * sum(identify(path).size for path in paths), progress)
     with _writable(cache):
         make_folder(cache)

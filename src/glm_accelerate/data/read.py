@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from glm_accelerate.data import strict_json
 from glm_accelerate.data.forms import FormatName, conversation, format_of
 from glm_accelerate.data.types import Conversation, Place
+from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
 
 __all__ = ["FormatName", "find_format", "parse_line", "read", "read_lines"]
@@ -39,7 +40,7 @@ def read(
     path: Path, format: Literal["auto"] | FormatName = "auto", skip_bad: int = 0
 ) -> Iterator[Conversation]:
     """Every line of a file. The bad line after `skip_bad` others is an error, as is a file without lines."""
-    path = path.expanduser()
+    path = expanded(path)
     bad = lines = 0
     found = find_format(path, format)
     for place, raw in read_lines(path):

@@ -203,8 +203,10 @@ class _Worker:
 
 @contextmanager
 def _deaf_to_interrupts() -> Generator[None]:
-    """What is started here never hears SIGINT, from its first instruction on: a mask is inherited."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """What is started here never hears what the whole group is sent, from its first instruction on: a mask is
+    inherited.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1})
     try:
         yield
     finally:

@@ -23,7 +23,8 @@ from glm_accelerate.parallel.ranks import ALONE, Ranks, joined
 from glm_accelerate.runtime.device import keep_freed_memory, take_device
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.orphan import end_with_parent
-from glm_accelerate.runtime.stopped import STOPPED
+from glm_accelerate.runtime.stopped import STOPPED, stop_signals
+from glm_accelerate.runtime.streams import outlive_readers
 
 NICENESS = 10
 USERS_INPUT = 2
@@ -69,7 +70,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--child", action="store_true", help="of a trainer that listens")
     parser.add_argument("--trust", action="store_true", help="execute what metrics the run's config names")
     args = parser.parse_args(words)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    outlive_readers()
+    for number in stop_signals():
         signal.signal(number, _stop)
     try:
         if not args.child:  # its parent has seen to that

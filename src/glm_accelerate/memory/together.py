@@ -41,9 +41,9 @@ def refuse(
         )
     if "weights" in offload and shards > 1:
         raise UserError("memory.offload=[weights] cannot go with parallel.shard", cure="one of the two")
-    if optimizer == "adamw8bit" and shards > 1:
+    if optimizer in ("adamw8bit", "adafactor") and shards > 1:
         raise UserError(
-            "optim.name=adamw8bit cannot go with parallel.shard",
+            f"optim.name={optimizer} cannot go with parallel.shard",
             cure="parallel.shard=off, or optim.name=adamw, whose moments are divided over ranks",
         )
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from glm_accelerate.runtime.env import offline
+from glm_accelerate.runtime.env import expanded, offline
 from glm_accelerate.runtime.errors import UserError
 
 FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
@@ -10,7 +10,7 @@ FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "toke
 
 def locate(name: str) -> Path:
     """The directory that holds the model, fetched first if it is a hub's name. Nothing in it is executed."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
             cure = "name the directory that has it"

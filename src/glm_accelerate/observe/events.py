@@ -1,9 +1,10 @@
 """What happens in a run, as a stream of small events: one strict-JSON object a line in events.jsonl.
 
 loop -emit-> Events -observe-> EventLog, console, sinks
-Observers look and never touch: one whose disk is full is left out, and training goes on.
+Observers look and never touch: one that cannot write is left out, and training goes on.
 """
 
+import errno
 import json
 import math
 import os
@@ -18,6 +19,7 @@ Event = Mapping[str, object]
 REPEATABLE = ("step", "checkpoint", "snapshot", "eval")  # a resumed run does these again for the same step
 BEGINNINGS = ("start", "resume")  # events of earlier attempts beyond their step are no longer part of the run
 TAIL_BYTES = 1 << 16
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what passes
 
 
 class Observer(Protocol):
@@ -34,17 +36,26 @@ class Events:
     def __init__(self, observers: Iterable[Observer], attempt: int) -> None:
         self._observers = list(observers)
         self._attempt = attempt
+        self._missed: dict[int, int] = {}  # events, by the observer that has no room for them
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
-        """An observer that can't write is dropped; the others hear of it."""
+        """An observer that can't write is dropped, unless it is for want of room; the others hear of it."""
         event: Event = {"time": time.time(), "kind": kind, "attempt": self._attempt, **fields}
         failures: list[str] = []
         for observer in tuple(self._observers):
+            name = type(observer).__name__
             try:
                 observer.observe(event)
+                if missed := self._missed.pop(id(observer), 0):
+                    failures.append(f"{name} writes again: {missed} events are missing there")
             except OSError as error:
-                self._observers.remove(observer)
-                failures.append(f"{type(observer).__name__} is left out from here on: {error}")
+                if error.errno in FULL:
+                    self._missed[id(observer)] = missed = self._missed.get(id(observer), 0) + 1
+                    if missed == 1:
+                        failures.append(f"{name} is left out until there is room: {error}")
+                else:
+                    self._observers.remove(observer)
+                    failures.append(f"{name} is left out from here on: {error}")
         for said in failures:
             self.emit("warning", {"said": said})
 
@@ -77,7 +88,7 @@ class EventLog:
         self._torn = True
         written = os.write(self._file, line)
         if written < len(line):
-            raise OSError(f"only {written} of {len(line)} bytes fitted into {self._path}")
+            raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes fitted into {self._path}")
         self._torn = False
 
     def close(self) -> None:

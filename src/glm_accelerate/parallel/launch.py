@@ -24,13 +24,12 @@ from typing import Any, NoReturn
 
 from glm_accelerate.parallel import heartbeat
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
+from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE, stop_signals
 
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2
 GRACE = 30.0  # seconds for the others to end once a rank has failed
 AFTER_ANOTHER = 3  # the exit code of a rank that ends because another one has failed
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Entry = Callable[[Any], int]  # a module's own function, and plain data for it: both travel to the processes
 
@@ -45,11 +44,11 @@ def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int], 
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
         job = _Job(Path(folder), entry, task, ranks, final)
-        before = [signal.signal(number, job.stop) for number in SIGNALS]
+        before = {number: signal.signal(number, job.stop) for number in stop_signals()}
         try:
             return _until_it_answers(job, progress)
         finally:
-            for number, handler in zip(SIGNALS, before, strict=True):
+            for number, handler in before.items():
                 signal.signal(number, handler)
 
 

@@ -72,6 +72,14 @@ def stay_on_loopback() -> None:
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
+def expanded(path: str | Path) -> Path:
+    """With the home directory in the place of ~ or ~USER."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError("there is no such home directory", where=path, cure="write its path out") from error
+
+
 def cache_root() -> Path:
     """Where tokenized data is kept: GLM_ACCELERATE_CACHE, else in the user's cache directory."""
     own = os.environ.get("GLM_ACCELERATE_CACHE")

@@ -60,6 +60,10 @@ class Saver:
     _ready: bool = False
     _bytes: int = 0
     _failed: dict[int, str] = field(default_factory=dict[int, str])
+    _there: tuple[int, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._there = _place(self.run)
 
     def due(self, step_seconds: float) -> bool:
         """Whether a checkpoint should follow the step that took so long. The first rank's word counts."""
@@ -110,6 +114,12 @@ class Saver:
 
     def heed(self) -> None:
         """Between two steps: hear how saves ended. After the first, when there are moments, get ready."""
+        if _place(self.run) != self._there:
+            raise UserError(
+                "this run's directory was moved or replaced while it trained",
+                where=self.run,
+                cure="move it back and run the same command again: it goes on from its last checkpoint",
+            )
         for outcome in self.checkpointer.outcomes():
             self._tell(outcome)
         if not self._ready:
@@ -199,6 +209,15 @@ class Saver:
             self.events.emit(
                 "warning", {"said": f"the checkpoint of step {step} could not be deleted: {reason}"}
             )
+
+
+def _place(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is; it stays the same one as long as a file in it is open, as the log is."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _policy(section: CheckpointSection) -> Policy:

@@ -1,5 +1,5 @@
-"""Stopping on Ctrl-C and SIGTERM. While training, the step in hand ends and everything is saved; before,
-there is nothing to save and the end comes at once. Either way the process exits with 75.
+"""Stopping on Ctrl-C, SIGTERM, SIGHUP and SIGUSR1. While training, the step in hand ends and everything is
+saved; before, there is nothing to save and the end comes at once. Either way the process exits with 75.
 """
 
 import atexit
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
+from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE, stop_signals
 
 MOMENT = 5.0  # seconds for a process that ends at once
 
 
 @contextmanager
 def stopping_at_once() -> Generator[None, None, None]:
-    """While entered, both signals raise KeyboardInterrupt. Where that is lost (in a callback of Python's own)
+    """While entered, they raise KeyboardInterrupt. Where that is lost (in a callback of Python's own)
     or something waits for a thread (as a download does), the process ends a moment later all the same.
     """
     asked = threading.Event()
@@ -34,7 +34,7 @@ def stopping_at_once() -> Generator[None, None, None]:
         asked.set()
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         yield
     except Exception as error:
@@ -56,7 +56,7 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             self._before[number] = signal.signal(number, self._remember)
         return self
 

@@ -162,13 +162,18 @@ def test_the_last_attempt_is_found_at_the_end_of_a_long_log(tmp_path: Path) -> N
     assert last_attempt(path) == 4
 
 
-def test_an_observer_with_a_full_disk_is_dropped_and_the_others_hear_of_it() -> None:
+def test_an_observer_with_a_full_disk_writes_again_when_there_is_room() -> None:
     full, well = Listener(full=True), Listener()
     events = Events([full, well], 1)
     events.emit("step", {"step": 1})
     events.emit("step", {"step": 2})
     assert [event["kind"] for event in well.seen] == ["step", "warning", "step"]
-    assert "Listener is left out from here on: [Errno 28] No space left" in str(well.seen[1]["said"])
+    assert "Listener is left out until there is room: [Errno 28] No space left" in str(well.seen[1]["said"])
+    full.full = False
+    events.emit("step", {"step": 3})
+    assert [event.get("step") for event in full.seen] == [3, None]
+    assert "Listener writes again: 3 events are missing there" in str(full.seen[1]["said"])
+    assert well.seen[-1] == full.seen[-1]
 
 
 def test_closing_reaches_everyone_although_one_fails(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from glm_accelerate.runtime.env import (
     compiler,
     control_groups,
     cores,
+    expanded,
     launched,
     offline,
     visible_devices,
@@ -134,3 +135,9 @@ def test_what_is_not_set_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("CXX", "mycc")
     assert (visible_devices(), compiler()) == ("", "mycc")
+
+
+def test_a_home_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="~nobody-of-this-name/x: there is no such home directory"):
+        expanded("~nobody-of-this-name/x")
+    assert expanded("~/x") == Path.home() / "x"
