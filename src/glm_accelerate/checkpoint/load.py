@@ -105,7 +105,7 @@ def _open(
     config, begun = config_of(checkpoint), begun_on(checkpoint.resolve().parent.parent)
     named = str(base or config.model.path)
     directory = locate(named)
-    require_made_with(checkpoint, made_with(directory, config.adapt, begun))
+    require_made_with(reader, made_with(directory, config.adapt, begun))
     served = None if dtype is not None else _served_dtype(reader, config, directory)
     wanted = served or dtype or getattr(torch, config.model.dtype)
     model = load_base(begun, directory, dtype=wanted, device=device)

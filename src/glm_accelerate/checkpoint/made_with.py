@@ -29,15 +29,17 @@ def made_with(model_dir: Path, section: AdaptSection, begun_on: Path | None) -> 
     return {"model": model_content(model_dir) + begun, "adapt": _adapt(section)}
 
 
-def require_made_with(weights: Path, now: Mapping[str, str]) -> None:
+def require_made_with(reader: Reader, now: Mapping[str, str]) -> None:
     """Refuses weights that were trained on another base, or with another adapter, than is built here."""
-    then = Reader(weights).manifest.fingerprints
+    then = reader.manifest.fingerprints
     if "environment" in then:  # schema 1 recorded less
         return
     for name, cure in (("model", "--base DIR names the model that it was trained on"), ("adapt", None)):
         if (before := then.get(name, now[name])) != now[name]:
             said = f"made with another {name} than its run's config.yaml builds: {before}, not {now[name]}"
-            raise UserError(said, where=weights, cure=cure or "put the old values back into config.yaml")
+            raise UserError(
+                said, where=reader.directory, cure=cure or "put the old values back into config.yaml"
+            )
 
 
 def model_content(directory: Path) -> str:

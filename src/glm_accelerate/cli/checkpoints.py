@@ -195,7 +195,7 @@ def _jumped(run: Path) -> int | None:
 
 def _id_of(run: Path) -> str | None:
     file = run / "run_id"
-    return file.read_text(encoding="ascii").strip() if file.is_file() else None
+    return file.read_text(encoding="ascii", errors="replace").strip() if file.is_file() else None
 
 
 def _cells(one: "Seen") -> tuple[str, ...]:

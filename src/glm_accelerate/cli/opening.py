@@ -54,7 +54,11 @@ def directory(text: str) -> Path:
 
 def base(parser: argparse.ArgumentParser) -> None:
     """For directories that don't say it themselves, or that were moved."""
-    parser.add_argument("--base", metavar="DIR", help="the model that an adapter or a run was trained on")
+    parser.add_argument(
+        "--base",
+        metavar="DIR",
+        help="the model that an adapter or a run was trained on, if it is not where that says",
+    )
 
 
 def base_from(args: argparse.Namespace) -> Path | None:

@@ -239,9 +239,9 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except OSError as error:
+    except PermissionError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=path) from error
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot be read: {error}", where=path, cure="move it away") from error
 
 

@@ -4,13 +4,14 @@ The base is read as the trainer reads it (quantised, merged, restructured); a sn
 """
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from glm_accelerate.checkpoint.find import published
-from glm_accelerate.checkpoint.format import WEIGHTS, Damaged, Shape, step_of
+from glm_accelerate.checkpoint.format import WEIGHTS, Damaged, step_of
 from glm_accelerate.checkpoint.load import begun_on, load_base
 from glm_accelerate.checkpoint.made_with import made_with, require_made_with
 from glm_accelerate.checkpoint.read import Reader
@@ -52,11 +53,11 @@ def glm_examiner(
     inputs = replace(held_out, dev=held_out.train)
     place = torch.device(device)
     divided = ranks.count > 1 and plan.shards > 1
-    now = ranks.decide(lambda: made_with(directory, config.adapt, begun_on(run)))
+    now = ranks.decide(lambda: _made_with(run, config, directory))
     model = _model(run, config, plan, directory, place, ranks if divided else ALONE)
 
     def load(path: Path) -> None:
-        require_made_with(path, now)
+        require_made_with(Reader(path), now)
         put(model, path, ranks)
 
     return GlmExaminer(
@@ -106,13 +107,15 @@ def _model(
     is needed to merge or factor it.
     """
     divided, restructures = ranks.count > 1, config.adapt.restructures
+    left = _left_by(run) if restructures else None  # its shapes spare factoring the base once more
+    shapes = None if left is None else left.shapes(WEIGHTS)
     begun = begun_on(run)
     whole = restructures or begun is not None
     first = device if not divided else torch.device("cpu" if whole else "meta")
     quantized = kind_of(config.adapt)
     dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
     model = load_base(begun, directory, dtype=dtype, device=first, quantized=quantized)
-    adapt(model, config.adapt, config.train.seed, shapes=_shapes(run) if restructures else None)
+    adapt(model, config.adapt, config.train.seed, shapes=shapes)
     if divided:
         shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, ranks.count))
         if first.type == "meta":
@@ -135,13 +138,21 @@ def compute_of(config: RunConfig, plan: RunPlan, device: torch.device) -> torch.
     return torch.bfloat16 if said == "fp8" else getattr(torch, said)
 
 
-def _shapes(run: Path) -> dict[str, Shape] | None:
-    """Of what the run trains, where it has left anything yet: it spares factoring the base once more."""
+def _made_with(run: Path, config: RunConfig, directory: Path) -> dict[str, str]:
+    """What is built here. What the run has left so far is asked at once: an evaluator with another base ends
+    before it claims anything.
+    """
+    now = made_with(directory, config.adapt, begun_on(run))
+    if (reader := _left_by(run)) is not None:
+        require_made_with(reader, now)
+    return now
+
+
+def _left_by(run: Path) -> Reader | None:
+    """Weights of the run, where it has left any yet."""
     folder = run / SNAPSHOTS
     there = [path for path in folder.glob("snapshot-*") if step_of(path.name, "snapshot") is not None]
     for path in [*there, *published(run)]:
-        try:
-            return Reader(path).shapes(WEIGHTS)
-        except Damaged:
-            continue
+        with suppress(Damaged):
+            return Reader(path)
     return None
