@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if the lessons were learnt, 1 if not."""
     if args.steps is not None and args.steps < 2:
-        raise UserError(f"--steps is {args.steps}: 2 or more are wanted, to be interrupted half-way")
+        raise UserError(f"--steps is {args.steps}: expected 2 or more, as the demo is interrupted half-way")
     directory = new_directory(args.run)
 
     from rich.console import Console

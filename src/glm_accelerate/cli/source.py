@@ -51,7 +51,7 @@ def config_from(args: argparse.Namespace) -> "RunConfig":
     from glm_accelerate.config.stock import load_stock
 
     if args.stock_ranks < 1:
-        raise UserError(f"--stock-ranks is {args.stock_ranks}, 1 or more is wanted")
+        raise UserError(f"--stock-ranks is {args.stock_ranks}, expected 1 or more")
     if words and not _is_override(words[0]):
         raise UserError(f"`{words[0]}`: CONFIG and --stock-config exclude each other")
     yaml, data, model = args.stock_config

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     if args.nproc < 1:
-        raise UserError(f"--nproc is {args.nproc}, 1 or more is wanted")
+        raise UserError(f"--nproc is {args.nproc}, expected 1 or more")
     if args.accept:  # `--accept order schedule` and `--accept order,schedule` are meant so, too
         args.accept = [
             *(name for said in args.accept for name in said.split(",")),

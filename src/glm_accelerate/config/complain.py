@@ -1,4 +1,4 @@
-"""What is wrong with a config, in one line: file:line, the key, what is wanted, the nearest name.
+"""What is wrong with a config, in one line: file:line, the key, what is expected, the nearest name.
 
 pydantic finds the mistakes; this file says them the way a colleague would.
 """

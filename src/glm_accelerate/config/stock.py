@@ -106,13 +106,13 @@ class _Reading:
         if value is None:
             raise self.refuse(key, "is missing")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refuse(key, f"is {value}, a whole number from 1 on is wanted")
+            raise self.refuse(key, f"is {value}, expected a whole number from 1 on")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self.take(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.refuse(key, f"is {value}, a number is wanted")
+            raise self.refuse(key, f"is {value}, expected a number")
         return float(value)
 
     def choice(self, key: str, default: str, known: Mapping[str, str]) -> str:

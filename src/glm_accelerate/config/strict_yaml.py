@@ -104,7 +104,7 @@ def read_document(text: str, source: str) -> Document:
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == TAG + "null"):
         return Document({}, {}, source)
     if not isinstance(node, yaml.MappingNode):
-        raise UserError("`section: {key: value}` is wanted", where=_line(node, source))
+        raise UserError("expected `section: {key: value}`", where=_line(node, source))
     places: dict[KeyPath, str] = {}
     return Document(_mapping(node, (), places, source), places, source)
 

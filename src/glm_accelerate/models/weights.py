@@ -48,7 +48,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], Structure]:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read it: {error}", where=path) from error
     if not isinstance(config, dict):
-        raise UserError("not a model's config: an object is wanted", where=path)
+        raise UserError("not a model's config: expected an object", where=path)
     return described(config, path)
 
 

@@ -274,7 +274,7 @@ def test_a_broken_deepspeed_file_is_named_with_its_line(tmp_path: Path) -> None:
         ({"per_device_train_batch_size": 0}, "`training_args.per_device_train_batch_size` is 0"),
         ({"report_to": "wandb"}, "`training_args.report_to` names wandb"),
         ({"fsdp": "shard_grad_op"}, "`training_args.fsdp` is shard_grad_op"),
-        ({"warmup_steps": "many"}, "`training_args.warmup_steps` is many, a number is wanted"),
+        ({"warmup_steps": "many"}, "`training_args.warmup_steps` is many, expected a number"),
         ({"learning_rate": "fast"}, '`optim.learning_rate` is "fast", expected a number'),
     ],
 )
@@ -307,7 +307,7 @@ def test_data_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "`data_config.train_file` is missing" in complaint(tmp_path, stock | {"data_config": {}})
     for key in ("max_input_length", "max_output_length"):
         assert f"`{key}` is missing" in complaint(tmp_path, stock | {key: None})
-        assert f"`{key}` is 0, a whole" in complaint(tmp_path, stock | {key: 0})
+        assert f"`{key}` is 0, expected a whole" in complaint(tmp_path, stock | {key: 0})
 
 
 def test_the_reading_is_a_config_like_any_other(tmp_path: Path) -> None:
