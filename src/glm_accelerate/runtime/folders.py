@@ -50,6 +50,8 @@ def make_folder(folder: Path) -> None:
         if not folder.is_dir():
             raise
         return  # another process was faster
+    except FileNotFoundError as error:  # beside what is there: a file system that lets nobody make anything
+        raise PermissionError(errno.EACCES, "no folder can be made there", str(folder)) from error
     if is_shared(folder.parent):
         folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXG)
 

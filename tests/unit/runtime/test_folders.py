@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -92,3 +93,9 @@ def test_no_link_is_followed_and_written_through(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), open_private(tmp_path / "lock", "wb"):
         pass
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_where_nobody_can_make_folders_the_place_is_named() -> None:
+    with pytest.raises(PermissionError, match="no folder can be made there: '/proc/none'"):
+        make_folder(Path("/proc/none/cache"))
