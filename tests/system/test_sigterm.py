@@ -120,7 +120,7 @@ POINTS = [
     Point("data preparation begins", lambda job: any(job.cache.glob(".building-*"))),
     Point("workers prepare data", lambda job: len(job.workers()) == 2),
     Point("samples are written", lambda job: size_of_building(job.cache) > 1 << 19),
-    Point("the plan is written, the model loaded, proofs run", lambda job: job.new("plan.json")),
+    Point("all is proved, the plan is written", lambda job: job.new("plan.json")),
     Point("evaluation before training", lambda job: bool(job.events())),
     Point("the first step", lambda job: bool(job.steps())),
     Point("a resumed run begins", lambda job: bool(job.events())),
