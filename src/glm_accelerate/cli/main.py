@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NoReturn, Protocol, cast
 
-from glm_accelerate.runtime.env import one_range, share_cores, use_utf8
+from glm_accelerate.runtime.env import few_kernels, one_range, share_cores, use_utf8
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 from glm_accelerate.runtime.streams import outlive_readers
@@ -118,6 +118,7 @@ def _dispatch(words: list[str]) -> int:
         raise UserError(f"there is no verb `{name}`", cure=cure)
     share_cores()
     one_range()
+    few_kernels()
     verb = cast("Verb", import_module(f"glm_accelerate.cli.{name}"))
     parser = Parser(prog=f"glm-accelerate {name}", description=verb.HELP, allow_abbrev=False)
     verb.arguments(parser)

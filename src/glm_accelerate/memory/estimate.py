@@ -27,7 +27,7 @@ from glm_accelerate.memory.weights import SIZE, WIDE, parameter_bytes, trained_s
 __all__ = ["Estimate", "Item", "Job", "Recompute", "Where", "estimate"]
 
 CONTEXT = 600 * 2**20  # assumed: a CUDA context with its kernels, outside of torch's allocator
-FRAGMENTS = 0.03  # assumed: share of a CUDA allocator's memory that is free in pieces too small
+FRAGMENTS = 0.03  # assumed: share of an allocator's memory that is free in pieces too small
 
 
 def estimate(job: Job) -> Estimate:
@@ -116,6 +116,9 @@ def _device_items(job: Job, room: Room) -> list[Item]:
         share = int(FRAGMENTS * room.peak)
         items.append(Item("fragmentation", share, f"assumed: {FRAGMENTS:.0%} of what is allocated"))
         items.append(Item("context", CONTEXT, "assumed: CUDA and its kernels"))
+    elif job.device == "cpu" and job.process:
+        share = int(FRAGMENTS * room.peak)
+        items.append(Item("heap", share, f"assumed: {FRAGMENTS:.0%} of the tensors, in pieces too small"))
     return items
 
 

@@ -14,8 +14,10 @@ def host_items(job: Job, moved: int) -> list[Item]:
     """`moved`: activations that wait on the host."""
     weights = WIDE * sum(weight.part(job.shards) for weight in trained(job))
     state = state_bytes(job)
-    process = PROCESS + (CUDA_PROCESS if job.device == "cuda" else 0)
-    items: list[Item] = [Item("process", process, "assumed: Python, torch and its libraries", "host")]
+    process = job.process or PROCESS + (CUDA_PROCESS if job.device == "cuda" else 0)
+    why = "measured here: Python, torch, libraries' workspaces and what the heap cannot use"
+    why = why if job.process else "assumed: Python, torch and its libraries"
+    items: list[Item] = [Item("process", process, why, "host")]
     if job.saves:
         why = "one copy of what training moves, for the writer"
         items.append(Item("staging", weights + state, why, "host"))

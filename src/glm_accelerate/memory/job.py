@@ -41,6 +41,7 @@ class Job:
     shards: int = 1  # ranks that share one copy of weights, gradients and moments
     device: str = "cpu"
     form: Form = "eager"
+    process: int = 0  # bytes that a process takes besides tensors, as measured; 0: what is assumed
     saves: bool = True  # checkpoints are written behind training
     kept_saves: int = 4  # checkpoints on disk
     snapshots: bool = False  # weights are handed to an evaluator

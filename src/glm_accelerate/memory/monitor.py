@@ -16,6 +16,7 @@ from glm_accelerate.config.amount import write_amount
 from glm_accelerate.runtime.errors import UserError
 
 MARGIN = 0.05  # beyond the prediction: more is told
+FULL = 0.85  # of the prediction, held between steps: the next step has to do with what is free in there
 SHARES = {"cpu": 0.5}  # of the memory, held by others: less is not told
 SHARE = 0.1  # on other devices
 NAMED = 3  # of the others at most
@@ -55,6 +56,15 @@ class Monitor:
     cure: str
     margin: float = MARGIN
     told: bool = False
+    positions: int = 0  # of the largest pass of the step before
+
+    def fragments(self, positions: int, held: int) -> bool:
+        """Before a step on a CPU: whether it would find only holes that smaller passes have left between
+        small things, and take more memory, so that `held` should be given back first. That costs a tenth of
+        a step.
+        """
+        larger, self.positions = positions > self.positions, positions
+        return larger and held > FULL * self.predicted
 
     def drift(self, step: int, peak: int) -> str | None:
         """The warning, the first time that a step's peak is well beyond the prediction."""
@@ -63,7 +73,10 @@ class Monitor:
             return None
         self.told = True
         said = f"the {write_amount(self.predicted)} that the plan had said"
-        return f"step {step} needed {write_amount(peak)} at its most, {beyond:.0%} more than {said}"
+        likely = "likely memory that is free in pieces too small, or other libraries of this process"
+        return (
+            f"step {step} needed {write_amount(peak)} at its most, {beyond:.0%} more than {said} ({likely})"
+        )
 
     def exhausted(
         self, step: int, lengths: Sequence[int], in_use: int, others: Sequence[Holder]

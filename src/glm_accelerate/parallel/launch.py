@@ -41,6 +41,7 @@ def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int], 
     env.share_cores(ranks)
     env.one_range()
     env.stay_on_loopback()
+    env.few_kernels()
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
         job = _Job(Path(folder), entry, task, ranks, final)

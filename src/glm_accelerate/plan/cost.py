@@ -48,14 +48,16 @@ class Speed:
     products: float  # a second, as trained
     bandwidth: float
     why: str
+    first: float = 0.0  # seconds that the first step takes more, for what it compiles
 
 
 def speed_of(hardware: Hardware, compute: str) -> Speed | None:
     """What is assumed of a device; None where nothing is known of it."""
     if hardware.device == "cpu":
         each = CORE_PRODUCTS if hardware.bf16 and compute != "float32" else CORE_PLAIN
-        said = f"{hardware.cores} cores at {each / 1e12:g} TFLOP/s, assumed"
-        return Speed(hardware.cores * each, CPU_BANDWIDTH, said)
+        threads = hardware.threads or hardware.cores
+        said = f"{threads} threads at {each / 1e12:g} TFLOP/s, assumed"
+        return Speed(threads * each, CPU_BANDWIDTH, said)
     device = known(hardware.name)
     if device is None or device.products is None or device.bandwidth is None:
         return None

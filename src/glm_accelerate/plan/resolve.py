@@ -7,7 +7,7 @@ import torch
 
 from glm_accelerate.config.amount import write_amount
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import aligned
 from glm_accelerate.kernels.compiled import missing
@@ -17,13 +17,9 @@ from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.together import refuse
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
-from glm_accelerate.models.families import Family
-from glm_accelerate.models.locate import locate
-from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.models.weights import read_config
 from glm_accelerate.plan.beside import Place, between, place_of
-from glm_accelerate.plan.cost import CORE_PRODUCTS
 from glm_accelerate.plan.fit import Settled, setting_of
+from glm_accelerate.plan.ground import Ground, ground_of
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Reason, RunPlan
@@ -40,17 +36,6 @@ Say = Callable[[str, object, str], None]  # a name, its value, and why
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a plan stands on."""
-
-    family: Family
-    sizes: Sizes
-    inputs: Inputs
-    hardware: Hardware
-    ranks: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluation:
     """How often, on how many samples at the most, and where."""
 
@@ -62,18 +47,6 @@ class Evaluation:
 def plan_for(config: RunConfig, progress: Callable[[str, int, int], None] | None = None) -> RunPlan:
     """The plan of a config on this machine; prepares the data if it is not cached."""
     return resolve(config, ground_of(config, detect(), progress=progress))
-
-
-def ground_of(
-    config: RunConfig,
-    hardware: Hardware,
-    ranks: int = 1,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Ground:
-    """What a config's plan stands on; prepares the data if it is not cached."""
-    directory = locate(config.model.path)
-    family, sizes, _ = read_config(directory)
-    return Ground(family, sizes, open_inputs(config.data, directory, progress), hardware, ranks)
 
 
 def resolve(config: RunConfig, ground: Ground) -> RunPlan:
@@ -213,12 +186,14 @@ def _weighed(
     """
     setting = setting_of(config, ground.family, ground.sizes, ground.hardware, settled, micro_tokens)
     beside, away = place.where == "beside", place.where in ("beside", "external")
-    job = replace(setting.job, snapshots=away, evaluator=beside and place.device == "cpu")
-    setting = replace(setting, job=job)
-    divided = weigh(config, setting, load, ground.hardware)
+    process = 0 if ground.measured is None else ground.measured.process
+    job = replace(setting.job, snapshots=away, evaluator=beside and place.device == "cpu", process=process)
+    setting, speed = replace(setting, job=job), ground.speed(settled.compute)
+    divided = weigh(config, setting, load, ground.hardware, speed)
     if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:
         return divided
-    alone = weigh(config, replace(setting, job=replace(setting.job, shards=1)), load, ground.hardware)
+    whole = replace(setting, job=replace(setting.job, shards=1))
+    alone = weigh(config, whole, load, ground.hardware, speed)
     return divided if divided.memory.needed < alone.memory.needed else alone
 
 
@@ -329,9 +304,10 @@ def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tup
         return False, "the config"
     if lacking or device != "cpu":
         return False, lacking or f"not measured on {device}"
-    flops = 6 * ground.sizes.parameters * load.work().tokens
-    seconds = flops / (ground.hardware.cores * CORE_PRODUCTS)
     native = compute == "bfloat16" and no_native() is None
+    speed = ground.speed(compute)
+    assert speed is not None
+    seconds = 6 * ground.sizes.parameters * load.work().tokens / speed.products / ground.ranks
     if seconds < (WORTH_NATIVE if native else WORTH_COMPILING):
         return False, f"a run of about {seconds:,.0f} s does not repay compiling"
     return (
@@ -361,8 +337,9 @@ def _say_memory(config: RunConfig, weighed: Weighed, say: Say) -> None:
         _said(asked.recompute, "fits without" if job.recompute == "off" else "else it would not fit"),
     )
     say("offload", ", ".join(sorted(job.offload)) or "off", _said(asked.offload, "not needed"))
-    peak, room = write_amount(memory.needed), write_amount(memory.room)
-    say("memory at most", peak, f"predicted, in the {memory.phase}; {room} {memory.room_why}")
+    peak, room = write_amount(memory.watched(job.device)), write_amount(memory.room)
+    whose = "of a process, " if job.device == "cpu" else ""
+    say("memory at most", peak, f"{whose}predicted, in the {memory.phase}; {room} {memory.room_why}")
 
 
 def _saving(config: RunConfig, say: Say) -> str:

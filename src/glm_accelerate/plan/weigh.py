@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from glm_accelerate.config.amount import write_amount
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.plan.cost import Speed, run_flops, speed_of
+from glm_accelerate.plan.cost import Speed, run_flops
 from glm_accelerate.plan.fit import Room, room_of
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.ladder import Found, Ladder
@@ -73,10 +73,11 @@ class Duration:
     why: str
 
 
-def weigh(config: RunConfig, setting: Setting, load: Load, hardware: Hardware) -> Weighed:
+def weigh(
+    config: RunConfig, setting: Setting, load: Load, hardware: Hardware, speed: Speed | None
+) -> Weighed:
     """Of the settings that the config leaves open, the fastest that fits; if none does, the smallest."""
     room = room_of(config, hardware, setting.job.ranks)
-    speed = speed_of(hardware, setting.job.compute)
     ladder = Ladder(load, load.work(), speed or STAND_IN, room.bytes, setting.micro_tokens)
     every = levers(config, setting, load.longest)
     own = [up_to(lever, ITSELF) for lever in every]
@@ -127,7 +128,7 @@ def duration(weighed: Weighed, tokens_per_second: float | None = None) -> Durati
         return Duration(tokens / tokens_per_second / job.ranks, flops, tokens, said)
     if weighed.speed is None:
         return Duration(None, flops, tokens, "nothing is known of this device's speed: name it")
-    return Duration(weighed.found.seconds, flops, tokens, weighed.speed.why)
+    return Duration(weighed.found.seconds + weighed.speed.first, flops, tokens, weighed.speed.why)
 
 
 def require_room(weighed: Weighed) -> None:

@@ -95,6 +95,14 @@ def memory_in_use(device: torch.device) -> int:
     return largest if sys.platform == "darwin" else largest * 1024
 
 
+def resident() -> int:
+    """Bytes of this process that are in memory now, freed ones that its heap keeps among them; 0: unknown."""
+    if not STATUS.is_file():
+        return 0
+    lines = STATUS.read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), 0)
+
+
 def reset_peak(device: torch.device) -> bool:
     """Start measuring anew. False where the system cannot: the peak then counts from the process's start."""
     if device.type == "cuda":

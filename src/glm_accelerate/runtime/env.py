@@ -190,6 +190,17 @@ def repeat_products() -> bool:
     return os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8") in (":4096:8", ":16:8")
 
 
+def few_kernels() -> None:
+    """oneDNN keeps few kernels, and PyTorch's own cache in front of it next to none, unless their variables
+    say otherwise. Before torch loads.
+
+    Each shape of a product has one, of half a megabyte that lies between a pass's tensors. As shipped each
+    keeps 1,024: memory climbed for hundreds of steps. A pass, whose layers are alike, has about twenty.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "4")
+
+
 def quiet_profiler() -> None:
     """torch's profiler tells of its stages on stderr unless KINETO_LOG_LEVEL says otherwise. Before its first
     use.

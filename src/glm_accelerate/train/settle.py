@@ -25,6 +25,7 @@ from glm_accelerate.models.weights import read_config
 from glm_accelerate.observe.events import last_attempt
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import detect
+from glm_accelerate.plan.probe import measured_ground
 from glm_accelerate.plan.resolve import Ground, fitting_plan
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.env import launched
@@ -86,7 +87,7 @@ def settle(
         ranks.decide(lambda: _require_alike(source, model_dir, inputs))
 
     def make_plan() -> dict[str, Any]:
-        ground = Ground(family, sizes, inputs, detect(), ranks.count)
+        ground = measured_ground(config, Ground(family, sizes, inputs, detect(), ranks.count))
         try:
             kept = _as_before(config, directory, choice, ranks.count)
             return asdict(_with_true_reasons(fitting_plan(kept, ground), config, kept))

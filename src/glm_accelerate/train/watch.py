@@ -11,12 +11,20 @@ from glm_accelerate.data.store import Int32s
 from glm_accelerate.data.types import Step
 from glm_accelerate.memory.estimate import CONTEXT
 from glm_accelerate.memory.host import PROCESS
+from glm_accelerate.memory.job import ASSUMED
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import cap_memory, give_back_memory, memory_in_use, reset_peak
+from glm_accelerate.runtime.device import (
+    cap_memory,
+    give_back_memory,
+    memory_in_use,
+    reset_peak,
+    resident,
+)
 
-BESIDE = 0.5  # on a CPU all of a process is seen, kernels that oneDNN keeps and libraries among it
+BESIDE = 0.5  # on a CPU all of a process is seen, libraries among it, of which much was assumed
+HEAP = 0.1  # ... or measured: what the heap cannot use differs from run to run
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,9 @@ class Watch:
     @contextmanager
     def over(self, step: Step) -> Generator[None, None, None]:
         """While a step runs."""
+        positions = max((batch.tokens_RT.size for batch in step.batches), default=0)
+        if self.device.type == "cpu" and self.monitor.fragments(positions, resident() - self.held):
+            give_back_memory()
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -66,7 +77,8 @@ def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) 
     """With the cure that the ladder has for this run. `held`: as `held_already` said."""
     assert plan.memory is not None
     cure = f"{plan.sparing} --accept config"
-    margin = BESIDE if device.type == "cpu" else MARGIN
+    assumed = any(item.what == "process" and item.why.startswith(ASSUMED) for item in plan.memory.items)
+    margin = MARGIN if device.type != "cpu" else BESIDE if assumed else HEAP
     return Watch(Monitor(plan.memory.watched(plan.device), cure, margin), lengths, device, held)
 
 

@@ -29,7 +29,8 @@ def test_drift_is_told_once_and_only_beyond_the_margin() -> None:
     assert watched.drift(1, 9 * GIB) is None
     assert watched.drift(2, int(10.4 * GIB)) is None
     assert watched.drift(3, 12 * GIB) == (
-        "step 3 needed 12 GiB at its most, 20% more than the 10 GiB that the plan had said"
+        "step 3 needed 12 GiB at its most, 20% more than the 10 GiB that the plan had said "
+        "(likely memory that is free in pieces too small, or other libraries of this process)"
     )
     assert watched.drift(4, 20 * GIB) is None
 
@@ -141,3 +142,11 @@ def test_without_a_driver_nobody_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert monitor._driver_table(monitor.HOLDERS) == ""
     tool.write_text("#!/bin/sh\necho 'GPU-1, 2, p, 3'\n")
     assert monitor._driver_table(monitor.HOLDERS) == "GPU-1, 2, p, 3\n"
+
+
+def test_holes_between_kernels_are_given_back_before_a_larger_pass_alone() -> None:
+    watched = Monitor(predicted=1000, cure="")
+    assert not watched.fragments(512, 800)  # there is room
+    assert watched.fragments(1024, 990)
+    assert not watched.fragments(1024, 990)  # the same again finds its own places
+    assert not watched.fragments(512, 990)

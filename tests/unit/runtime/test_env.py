@@ -141,3 +141,12 @@ def test_a_home_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="~nobody-of-this-name/x: there is no such home directory"):
         expanded("~nobody-of-this-name/x")
     assert expanded("~/x") == Path.home() / "x"
+
+
+def test_few_kernels_are_kept_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1")  # so that it is put back
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "300")
+    env.few_kernels()
+    assert 0 < int(os.environ["LRU_CACHE_CAPACITY"]) < 64
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "300"

@@ -1,0 +1,57 @@
+"""What a plan stands on: the model, the data, the machine, and what was measured on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.kernels.choose import Form
+from glm_accelerate.models.families import Family
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.models.weights import read_config
+from glm_accelerate.plan.cost import CPU_BANDWIDTH, Speed, speed_of
+from glm_accelerate.plan.hardware import Hardware
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """On this machine, by plan/probe.py."""
+
+    form: Form
+    process: int  # bytes besides tensors
+    products: float  # a second, of one process as trained
+    first: float  # seconds that the first step takes more than others
+
+    @property
+    def speed(self) -> Speed:
+        said = f"{self.products / 1e12:.3g} TFLOP/s, measured with two blocks of the model"
+        return Speed(self.products, CPU_BANDWIDTH, said, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a plan stands on."""
+
+    family: Family
+    sizes: Sizes
+    inputs: Inputs
+    hardware: Hardware
+    ranks: int = 1
+    measured: Measured | None = None
+
+    def speed(self, compute: str) -> Speed | None:
+        """Of one process: as measured, else as assumed."""
+        return speed_of(self.hardware, compute) if self.measured is None else self.measured.speed
+
+
+def ground_of(
+    config: RunConfig,
+    hardware: Hardware,
+    ranks: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Ground:
+    """What a config's plan stands on; prepares the data if it is not cached."""
+    directory = locate(config.model.path)
+    family, sizes, _ = read_config(directory)
+    return Ground(family, sizes, open_inputs(config.data, directory, progress), hardware, ranks)

@@ -1,0 +1,135 @@
+"""What a run takes besides its tensors on this machine, and how fast it trains: measured, not assumed.
+
+A child process (train/probe.py) starts as the run would and trains two blocks of the same widths. Its answer
+is kept: the same run on the same machine asks once.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.memory.estimate import estimate
+from glm_accelerate.memory.job import Job
+from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, run_seconds
+from glm_accelerate.plan.flops import pairs
+from glm_accelerate.plan.ground import Ground, Measured
+from glm_accelerate.plan.resolve import plan_and_weigh
+from glm_accelerate.runtime.folders import private_folder
+from glm_accelerate.runtime.processor import processor_flags
+
+CHILD = "glm_accelerate.train.probe"
+BLOCKS = 2
+WORTH = (
+    10.0  # seconds of a run, at the speed of a slow core: a shorter one is over sooner than it is measured
+)
+LONGEST = 20.0  # seconds of a step of the probe, at that speed
+PATIENCE = 600.0  # seconds for all of it, on a machine that has much else to do
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of the child: the most bytes of its process, and seconds of its last pass and of its first."""
+
+    bytes: int
+    seconds: float
+    first: float
+
+
+def measured_ground(config: RunConfig, ground: Ground) -> Ground:
+    """The ground with what was measured on it, where a run is long enough to be worth it. What is measured
+    may tell that compiling pays after all: then it is measured again.
+    """
+    hardware = ground.hardware
+    if hardware.device != "cpu" or hardware.assumed:
+        return ground
+    for _ in range(2):
+        _, weighed = plan_and_weigh(config, ground)
+        job = weighed.found.setting.job
+        if ground.measured is not None and ground.measured.form == job.form:
+            break
+        slow = Speed(CORE_PLAIN * (hardware.threads or hardware.cores), 1e12, "")
+        if run_seconds(job, weighed.ladder.work, slow) < WORTH:
+            break
+        found = _measure(config, job, slow, hardware.free_bytes)
+        if found is None:
+            break
+        ground = replace(ground, measured=found)
+    return ground
+
+
+def short(job: Job, slow: Speed) -> tuple[Job, Work]:
+    """The model of two blocks on one rank, and what a pass of it computes: fewer tokens where the whole pass
+    would take too long.
+    """
+    blocks = min(BLOCKS, job.sizes.layers)
+    whole = job.recompute if isinstance(job.recompute, str) else "blocks"
+    small = replace(
+        job,
+        sizes=replace(job.sizes, layers=blocks),
+        recompute=whole,
+        last=min(job.last, blocks),
+        ranks=1,
+        shards=1,
+        passes=1,
+    )
+    while run_seconds(small, _work(small), slow) > LONGEST and small.pass_tokens > 128:
+        tokens = small.pass_tokens // 128 * 64
+        longest, learnt = min(tokens, small.longest), min(tokens, small.learnt)
+        small = replace(small, pass_tokens=tokens, longest=longest, learnt=learnt)
+    return small, _work(small)
+
+
+def _work(job: Job) -> Work:
+    whole, rest = divmod(job.pass_tokens, job.longest)
+    seen = pairs([job.longest] * whole + ([rest] if rest else []))
+    return Work(float(job.pass_tokens), seen, float(job.learnt), 1)
+
+
+def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> Measured | None:
+    small, work = short(job, slow)
+    tensors = estimate(small).allocated
+    if small.offload or 2 * tensors > free:
+        return None
+    asked = {"config": config.model_dump(mode="json"), "job": asdict(small) | {"offload": []}}
+    said = _ask(json.dumps(asked, sort_keys=True))
+    if said is None:
+        return None
+    unit = run_seconds(small, work, Speed(1.0, float("inf"), ""))  # operations, as the forecast counts them
+    first = max(0.0, said.first - said.seconds)
+    return Measured(job.form, max(0, said.bytes - tensors), unit / said.seconds, first)
+
+
+def _ask(asked: str) -> Answer | None:
+    """The child's answer, from before if it has been asked."""
+    machine = "\n".join([torch.__version__, str(torch.get_num_threads()), *sorted(processor_flags())])
+    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
+    key = hashlib.sha256(machine.encode() + asked.encode() + source).hexdigest()[:32]
+    try:
+        kept = private_folder("measured") / f"{key}.json"
+    except PermissionError:
+        return None
+    if kept.is_file():
+        return Answer(**json.loads(kept.read_text(encoding="utf-8")))
+    command = [sys.executable, "-m", CHILD]
+    try:
+        done = subprocess.run(
+            command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+    if done.returncode:  # what is wrong will be told by the run itself
+        return None
+    answer = Answer(**json.loads(done.stdout.splitlines()[-1]))
+    with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
+        json.dump(asdict(answer), file)
+    os.replace(file.name, kept)
+    return answer

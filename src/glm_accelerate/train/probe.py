@@ -1,0 +1,108 @@
+"""The child of plan/probe.py: opens a run's files, makes a model of its widths with two blocks and any
+numbers, and takes its largest pass and smaller ones. Prints the most memory of the process, and seconds.
+
+python -m glm_accelerate.train.probe < JSON
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import open_inputs
+from glm_accelerate.data.types import IGNORED, Batch, Step
+from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.static import make_moments
+from glm_accelerate.models.adapt import adapt
+from glm_accelerate.models.bind import bind_operators
+from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.models.families import Family
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.models.weights import read_config
+from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.one_pass import keep_copies
+from glm_accelerate.prove.start import prove_inputs
+from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, memory_in_use, reset_peak
+from glm_accelerate.train.build import Built
+from glm_accelerate.train.step import update
+
+PASSES = (1.0, 0.5, 0.75, 1.0, 1.0)  # of the largest: smaller ones leave the holes that they leave in a run
+DEVICE = torch.device("cpu")
+WHOLE = Built  # of a run: imported for the memory that all its modules take
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    asked = json.load(sys.stdin)
+    config, job = RunConfig.model_validate(asked["config"]), _job(asked["job"])
+    directory = locate(config.model.path)
+    family, _, _ = read_config(directory)
+    inputs = open_inputs(config.data, directory)
+    keep_freed_memory()
+    model = _model(config, job, family)
+    optimizer = build_optimizer(model.named_parameters(), config.optim, native=model.form == "native")
+    keep_copies(optimizer, model)
+    prove_inputs(config, inputs, directory)
+    give_back_memory()
+    reset_peak(DEVICE)
+    make_moments(optimizer)
+    took: list[float] = []
+    for share in PASSES:
+        began = time.perf_counter()
+        step = _step(job, share)
+        update(model, optimizer, step, DEVICE, learning_rate=0.0, limit=config.optim.clip)
+        took.append(time.perf_counter() - began)
+    most = memory_in_use(DEVICE)
+    sys.stdout.write(json.dumps({"bytes": most, "seconds": min(took[-2:]), "first": took[0]}))
+
+
+def _job(said: dict[str, Any]) -> Job:
+    """As JSON has it."""
+    adapted = said["adapted"] and tuple(said["adapted"])
+    named: dict[str, Any] = {
+        **said,
+        "sizes": Sizes(**said["sizes"]),
+        "offload": frozenset(),
+        "adapted": adapted,
+    }
+    return Job(**named)
+
+
+def _model(config: RunConfig, job: Job, family: Family) -> Decoder:
+    """As train/build.py makes one, with weights that need no drawing."""
+    plain = job.rest if job.base in ("nf4", "int8", "fp8") else job.base
+    with torch.device("meta"):
+        model = Decoder(job.sizes, Origin(family.name, {}, ""))
+    dtype: torch.dtype = getattr(torch, "float32" if job.method == "full" else plain)
+    model = model.to(dtype).to_empty(device=DEVICE)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.01 if weight.ndim > 1 else 1.0)
+    if job.sizes.tied:
+        model.head.weight = model.embed
+    model.compute = getattr(torch, job.compute)
+    model.recompute = job.recompute != "off"
+    adapt(model, config.adapt, config.train.seed)
+    bind_operators(model, compiled=job.form in ("native", "compiled"))
+    return model.train()
+
+
+def _step(job: Job, share: float) -> Step:
+    """One pass of so much of the largest: documents of one length, the last tokens of them are learnt."""
+    tokens = max(1, round(job.pass_tokens * share) // 64) * 64
+    learnt, longest = max(1, round(job.learnt * share)), min(job.longest, tokens)
+    tokens_RT = torch.arange(tokens).remainder(job.sizes.vocabulary)[None].numpy()
+    labels_RT = tokens_RT.copy()
+    labels_RT[:, : tokens - learnt] = IGNORED
+    whole, rest = divmod(tokens, longest)
+    documents = ((longest,) * whole + ((rest,) if rest else ()),)
+    batch = Batch(tokens_RT, labels_RT, documents, len(documents[0]), tokens, learnt)
+    return Step(1, 0, (batch,), (), tokens, learnt)
+
+
+if __name__ == "__main__":
+    main()

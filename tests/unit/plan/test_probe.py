@@ -1,0 +1,73 @@
+"""What a run takes besides tensors, and its speed, are measured in a child and asked for once."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm_accelerate.config.load import override
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.memory.job import Job
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan import probe
+from glm_accelerate.plan.cost import Speed
+from glm_accelerate.plan.devices import as_hardware, find_device
+from glm_accelerate.plan.hardware import detect
+from glm_accelerate.plan.probe import measured_ground, short
+from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
+from glm_accelerate.plan.weigh import duration
+
+SLOW = Speed(1e11, 1e12, "")
+NINE_B = Sizes(151_552, 4096, 13_696, 40, 32, 2, 128, 1e-5, 1e4, 64, False, 131_072, sandwich=True)
+
+
+@pytest.fixture
+def on_cpu(tiny_run: dict[str, Any]) -> RunConfig:
+    return override(RunConfig.model_validate(tiny_run), ["train.steps=3"])
+
+
+def test_a_run_is_measured_once_and_planned_with_it(
+    on_cpu: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(probe, "WORTH", 0.0)
+    ground = ground_of(on_cpu, replace(detect(), device="cpu"))
+    found = measured_ground(on_cpu, ground).measured
+    assert found is not None
+    assert 2**26 < found.process < 2**32
+    monkeypatch.setattr(probe, "CHILD", "no.such.module")
+    again = measured_ground(on_cpu, ground)
+    assert again.measured == found
+    plan, weighed = plan_and_weigh(on_cpu, again)
+    assert plan.memory is not None
+    process = next(item for item in plan.memory.items if item.what == "process")
+    assert (process.bytes, process.why.split()[0]) == (found.process, "measured")
+    taken = duration(weighed)
+    assert taken.seconds is not None
+    assert taken.seconds > found.first
+    assert "measured" in taken.why
+
+
+def test_what_is_short_or_elsewhere_or_cannot_be_started_is_assumed(
+    on_cpu: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(probe, "CHILD", "no.such.module")
+    here = ground_of(on_cpu, replace(detect(), device="cpu"))
+    assert measured_ground(on_cpu, here) is here  # short
+    monkeypatch.setattr(probe, "WORTH", 0.0)
+    assert measured_ground(on_cpu, here).measured is None
+    elsewhere = ground_of(on_cpu, as_hardware(find_device("RTX 4090"), 1))
+    assert measured_ground(on_cpu, elsewhere) is elsewhere
+
+
+def test_a_large_model_is_measured_on_fewer_tokens() -> None:
+    job = Job(NINE_B, pass_tokens=2048, longest=1024, learnt=2000, ranks=2, shards=2, passes=2)
+    small, work = short(job, SLOW)
+    assert (small.sizes.layers, small.ranks, small.shards, small.passes) == (2, 1, 1, 1)
+    assert small.pass_tokens < 2048
+    assert small.pass_tokens % 64 == 0
+    assert small.longest <= small.pass_tokens
+    assert small.learnt <= small.pass_tokens
+    assert work.tokens == small.pass_tokens
