@@ -1,5 +1,5 @@
-"""README.md says which test shows which case: each case of the catalogue has a line, each test is there. found.md
-does so for faults that were found by reading and by use.
+"""README.md says which test shows which case: each case of the catalogue has a line, each test is there.
+found.md says so of faults that were found by reading and by use.
 """
 
 import ast
