@@ -1,0 +1,201 @@
+"""Predicted against measured memory and time of real runs of `train`, as their users see both.
+
+python -m benchmarks.memory.whole_runs --work DIR [--data TRAIN.jsonl] [--only NAME ...] [--out DIR]
+
+One run after the other, each in processes of its own. What has been measured stays in --work: a sweep that
+was stopped goes on. Without --data, conversations of words drawn at random.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+
+from benchmarks.memory.flat import draw_conversations
+from benchmarks.race.prepare_model import WORDS, prepare_model
+from benchmarks.race.report import ROOT, Origin, origin, publish
+from glm_accelerate.plan.run_plan import Memory
+
+FEW = "train.steps=12"
+EAGER, COMPILED, WIDE = "precision.compile=off", "precision.compile=on", "precision.compute=float32"
+FULL, BUCKET, LONG = "adapt.method=full", "data.batching=bucket", "data.max_tokens=2048 train.step_samples=8"
+KINDS = {  # as other processors have it; ours is the one of this machine
+    "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "AVX-512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512"},
+    "AVX-512 BF16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "ATEN_CPU_CAPABILITY": "avx512"},
+}
+ABOUT = """\
+**predicted**: "memory at most" of `plan`, which is what a run's monitor compares with, too. **measured**: the
+most of the steps' `memory_bytes` in events.jsonl, which on a CPU is the high-water mark (VmHWM) of the whole
+process: Python, libraries, their workspaces and what the heap cannot use among it; the rehearsal counts to
+the first step. Of several ranks, the first. Time: what `plan` says beside the sum of the steps' seconds, and
+what steps 2 to 10 say of all later ones over what those took; both depend on who else is at work.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: what is typed after the config, and on what."""
+
+    overrides: str
+    ranks: int = 1
+    kind: str = ""
+
+
+def cases() -> dict[str, Case]:
+    found = {
+        "LoRA": Case("train.steps=30"),
+        "full": Case(f"train.steps=30 {FULL}"),
+        "LoRA, bucket": Case(f"train.steps=30 {BUCKET}"),
+        "LoRA, 2,048 tokens, 8 samples": Case(f"train.steps=30 {LONG}"),
+        "prefix": Case(f"{FEW} adapt.method=prefix"),
+        "freeze": Case(f"{FEW} adapt.method=freeze"),
+        "LoRA, nf4": Case(f"{FEW} adapt.base=nf4 {COMPILED}"),
+        "LoRA, Adafactor": Case(f"{FEW} optim.name=adafactor {COMPILED}"),
+        "full, blocks": Case(f"{FEW} {FULL} memory.recompute=blocks {COMPILED}"),
+    }
+    for form, typed in (("C++ or compiled", COMPILED), ("eager", EAGER), ("float32", WIDE)):
+        found |= {
+            f"LoRA, {form}": Case(f"{FEW} {typed}"),
+            f"full, {form}": Case(f"{FEW} {typed} {FULL}"),
+            f"LoRA, {form}, batch 1": Case(f"{FEW} {typed} train.step_samples=1"),
+            f"LoRA, {form}, long rows": Case(f"{FEW} {typed} {LONG}"),
+        }
+    for kind in KINDS:
+        found |= {
+            f"LoRA on {kind}": Case(FEW, kind=kind),
+            f"full on {kind}, eager": Case(f"{FEW} {EAGER} {FULL}", kind=kind),
+            f"LoRA on {kind}, compiled": Case(f"{FEW} {COMPILED}", kind=kind),
+        }
+    for ranks in (2, 3):
+        found |= {
+            f"LoRA, {ranks} ranks": Case(f"{FEW} {COMPILED}", ranks),
+            f"full, {ranks} ranks": Case(f"{FEW} {FULL} {COMPILED}", ranks),
+        }
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one run came to."""
+
+    name: str
+    predicted: int
+    measured: int
+    forecast: float | None
+    seconds: float
+    after_ten: float | None  # what was said of the rest over what it took
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+def run(name: str, case: Case, config: Path, work: Path) -> Row:
+    """Plan and train."""
+    folder = work / name.replace(" ", "_").replace(",", "")
+    kept = folder.with_suffix(".result.json")
+    if kept.is_file():
+        return Row(**json.loads(kept.read_text()))
+    environment = {**os.environ, **KINDS.get(case.kind, {})}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    if case.kind:  # code that was compiled for one kind crashes on another
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(work / f"inductor-{case.kind.replace(' ', '-')}")
+
+    def call(*words: str) -> str:
+        command = [sys.executable, "-c", "from glm_accelerate.cli.main import main; main()", *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}{done.stdout[-2000:]}"
+        return done.stdout
+
+    words = [str(config), *case.overrides.split()]
+    said = json.loads(call("plan", *words, "--gpus", str(case.ranks), "--json"))
+    call("train", *words, "--run", str(folder), *(["--nproc", str(case.ranks)] if case.ranks > 1 else []))
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [event for event in map(json.loads, lines) if event["kind"] == "step"]
+    took = [event["seconds"] for event in steps]
+    tokens = [event["tokens"] for event in steps]
+    rest = sum(took[10:])
+    rate = sum(took[1:10]) / max(1, sum(tokens[1:10]))
+    row = Row(
+        name,
+        Memory.from_json(said["memory"]).watched(said["device"]),
+        max(event["memory_bytes"] for event in steps),
+        said["time"]["seconds"],
+        sum(took),
+        rate * sum(tokens[10:]) / rest if len(took) > 20 else None,
+    )
+    kept.write_text(json.dumps(asdict(row)))
+    return row
+
+
+def page(source: Origin, rows: Sequence[Row]) -> str:
+    errors = [abs(row.error) for row in rows]
+    worst = max(rows, key=lambda row: abs(row.error))
+    lines = [
+        "# Predicted against measured: whole runs\n",
+        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
+        f"- `{source.command}`",
+        f"- commit {source.commit}",
+        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
+        f"- {len(rows)} runs of a GLM-4-0414 of 34 M parameters; memory: median error {median(errors):.1%}, "
+        f"mean {mean(errors):.1%}, largest {abs(worst.error):.1%} ({worst.name})\n",
+        ABOUT,
+        "| | predicted MiB | measured MiB | error | forecast s | took s | after ten steps |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        said = "-" if row.forecast is None else f"{row.forecast:,.0f}"
+        later = "-" if row.after_ten is None else f"x {row.after_ten:.2f}"
+        lines.append(
+            f"| {row.name} | {row.predicted / 2**20:,.0f} | {row.measured / 2**20:,.0f} | {row.error:+.1%} "
+            f"| {said} | {row.seconds:,.0f} | {later} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def main(words: Sequence[str]) -> None:
+    every = cases()
+    parser = argparse.ArgumentParser(description="Predicted against measured, of whole runs.")
+    parser.add_argument("--work", type=Path, required=True, help="a folder that a sweep goes on from")
+    parser.add_argument("--data", type=Path, help="JSONL with messages (default: drawn)")
+    parser.add_argument("--only", nargs="+", choices=list(every), help="some of the runs")
+    parser.add_argument("--out", type=Path, help="directory for the JSON and Markdown; default: only print")
+    given = parser.parse_args(words)
+    work = given.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    data = given.data.resolve() if given.data else work / "drawn.jsonl"
+    if not data.is_file():
+        draw_conversations(data, 600, 200, 0)
+    if not (work / "model" / "made.json").is_file():
+        prepare_model(data, work / "model", WORDS)
+    config = work / "run.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "model": {"path": str(work / "model")},
+                "data": {"train": str(data)},
+                "train": {"step_samples": 4, "steps": 30},
+            }
+        )
+    )
+    source = origin(["python", "-m", "benchmarks.memory.whole_runs", *words], {"torch": torch.__version__})
+    rows: list[Row] = []
+    for name in given.only or every:
+        rows.append(run(name, every[name], config, work))
+        print(f"{name}: {rows[-1].measured / 2**20:,.0f} MiB, {rows[-1].error:+.1%}", flush=True)
+    text = page(source, rows)
+    print(text)
+    if given.out is not None:
+        publish(given.out, "memory-whole-runs", source, text, {"runs": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
