@@ -49,6 +49,7 @@ class Speed:
     bandwidth: float
     why: str
     first: float = 0.0  # seconds that the first step takes more, for what it compiles
+    started: float = 0.0  # seconds that a pass takes for a block however few tokens it has
 
 
 def speed_of(hardware: Hardware, compute: str) -> Speed | None:
@@ -78,8 +79,8 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
     computing = (_flops(job, work, padding) + again) / (speed.products * job.ranks)
     passes = max(float(work.steps), positions / job.pass_tokens / job.ranks)
     block = linear_parameters(job.sizes) * job.sizes.layers
-    if job.device != "cpu":
-        computing += passes * job.sizes.layers * STARTED * (1 + _recomputed(job) / 3)
+    started = speed.started if job.device == "cpu" else STARTED
+    computing += passes * job.sizes.layers * started * (1 + _recomputed(job) / 3)
     if job.base in PACKED:
         computing += passes * block * UNPACKED / speed.bandwidth * (2 + _recomputed(job))
     travelling = passes * _travels(job, block) / LINK

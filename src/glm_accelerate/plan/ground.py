@@ -22,11 +22,12 @@ class Measured:
     process: int  # bytes besides tensors
     products: float  # a second, of one process as trained
     first: float  # seconds that the first step takes more than others
+    started: float  # seconds that a pass takes for a block however few tokens it has
 
     @property
     def speed(self) -> Speed:
         said = f"{self.products / 1e12:.3g} TFLOP/s, measured with two blocks of the model"
-        return Speed(self.products, CPU_BANDWIDTH, said, self.first)
+        return Speed(self.products, CPU_BANDWIDTH, said, self.first, self.started)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,13 @@ PATIENCE = 600.0  # seconds for all of it, on a machine that has much else to do
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of the child: the most bytes of its process, and seconds of its last pass and of its first."""
+    """Of the child: the most bytes of its process, and seconds of passes: the largest, one half as large, and
+    the first of all, which compiles.
+    """
 
     bytes: int
     seconds: float
+    half: float
     first: float
 
 
@@ -104,7 +107,9 @@ def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> Measured | 
         return None
     unit = run_seconds(small, work, Speed(1.0, float("inf"), ""))  # operations, as the forecast counts them
     first = max(0.0, said.first - said.seconds)
-    return Measured(job.form, max(0, said.bytes - tensors), unit / said.seconds, first)
+    fixed = min(max(0.0, 2 * said.half - said.seconds), said.seconds / 2)  # however few tokens
+    speed = unit / (said.seconds - fixed)
+    return Measured(job.form, max(0, said.bytes - tensors), speed, first, fixed / small.sizes.layers)
 
 
 def _ask(asked: str) -> Answer | None:
