@@ -38,7 +38,6 @@ class Largest:
     several: bool  # whether some rank makes more than one pass in a step
     looked_at: int  # the last step that was looked at
     passes: tuple[Pass, ...]
-    shapes: tuple[Pass, ...] = ()  # one of each, from the largest down, if that was asked for
 
 
 def find_largest(
@@ -50,15 +49,13 @@ def find_largest(
     position: int,
     total: int,
     ranks: int = 1,
-    shapes: int = 0,
 ) -> Largest:
     """Over the steps after the first `position` ones up to `total`; of a very long run, over its first steps
-    and at least an epoch. `targets`: of each sample. `shapes`: one pass of each shape is wanted, too, unless
-    there are more.
+    and at least an epoch. `targets`: of each sample.
 
     Rows are laid only where there may be news: for most steps a look at their lengths is enough.
     """
-    found: dict[tuple[int, int], Pass] = {}  # by rows and width
+    found: Pass | None = None  # the widest
     widest = length = targeted = 0
     longest, several = None, False
     total = min(total, position + max(MOST_LOOKED_AT, 2 * len(order.epoch(0))))  # from within an epoch
@@ -69,21 +66,18 @@ def find_largest(
         targeted = max(targeted, int(targets[drawn].sum()))
         if int(lengths.max()) > length:
             length, longest = int(lengths.max()), (number, drawn)
-        collecting = len(found) <= shapes
-        if not collecting and several and widest_for(int(lengths.max()), micro_tokens) <= widest:
+        if several and widest_for(int(lengths.max()), micro_tokens) <= widest:
             continue
         for own in arranged(lengths.tolist(), batching, micro_tokens, ranks):
             several |= len(own) > 1
             for made in own:
-                if collecting or made.area > widest:
-                    found.setdefault((len(made.rows), made.width), Pass(number, tuple(drawn.tolist()), made))
-                widest = max(widest, made.area)
+                if made.area > widest:
+                    widest, found = made.area, Pass(number, tuple(drawn.tolist()), made)
     assert longest is not None, "no step is left"
-    down = sorted(found.values(), key=lambda one: -one.arrangement.area)
+    assert found is not None
     with_longest = _holding(order, *longest, batching, micro_tokens, ranks)
-    passes = (with_longest,) if with_longest.arrangement.area == widest else (down[0], with_longest)
-    kept = tuple(down) if len(down) <= shapes else ()
-    return Largest(widest, length, min(targeted, widest), several, total, passes, kept)
+    passes = (with_longest,) if with_longest.arrangement.area == widest else (found, with_longest)
+    return Largest(widest, length, min(targeted, widest), several, total, passes)
 
 
 def largest_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:
@@ -91,11 +85,6 @@ def largest_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:
     already, so where there are such passes each of these has two.
     """
     return tuple(_step(samples, one, found.targets, 1 + found.several) for one in found.passes)
-
-
-def shape_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:
-    """A step of one pass for each shape."""
-    return tuple(_step(samples, one, found.targets, 1) for one in found.shapes)
 
 
 def _step(samples: Samples, one: Pass, targets: int, times: int) -> Step:

@@ -15,7 +15,6 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.runtime.errors import UserError
 
-KEPT = 48  # shapes of passes whose kernels oneDNN keeps: of 1,024, a pass has about 20
 CURE = "train.micro_tokens or data.max_tokens lower, or memory.recompute=blocks"
 
 
@@ -53,14 +52,6 @@ class Rehearsal:
         """For the start of a run."""
         fits = f"the largest pass fits: {self.positions:,} positions, of step {self.step:,}"
         return f"{fits}; {self.passes} passes rehearsed in {self.seconds:.1f} s"
-
-
-def shapes_worth(steps: int, device: torch.device) -> int:
-    """How many shapes of passes may be gone through before a run of so many steps: at most an eighth of its
-    time. A GPU's kernels take any shape; on a CPU each product has one of its own for each number of rows,
-    which takes half a megabyte and some milliseconds and is kept: better at once than in the midst of things.
-    """
-    return min(KEPT, steps // 8) if device.type == "cpu" else 0
 
 
 def rehearse(

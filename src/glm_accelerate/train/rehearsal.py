@@ -1,15 +1,11 @@
 """A run's largest passes before its first step: found, gone through as they will be trained, forgotten."""
 
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
-
-from torch import nn
 from torch.optim import Optimizer
 
-from glm_accelerate.data.largest import find_largest, largest_steps, shape_steps
+from glm_accelerate.data.largest import find_largest, largest_steps
 from glm_accelerate.data.types import Step
 from glm_accelerate.memory.monitor import ran_out
-from glm_accelerate.memory.static import make_moments, rehearse, shapes_worth
+from glm_accelerate.memory.static import make_moments, rehearse
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Events
 from glm_accelerate.optim.fused_backward import FusedBackward
@@ -17,7 +13,6 @@ from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.seed import repeating
 from glm_accelerate.train.settle import Settled
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import forward_backward
@@ -35,8 +30,6 @@ def rehearsal(
     config, plan, ranks, train = settled.config, settled.plan, settled.ranks, settled.inputs.train
     device = model.embed.device
     ranks.doing.phase = "rehearsing"
-    # One block stands for all where blocks are called alike, and none waits for another rank's.
-    alike = model.prefix is None and plan.shards == 1 and not plan.offload
     found = find_largest(
         order_of(settled.inputs, config, plan.step_samples),
         train.targets,
@@ -45,7 +38,6 @@ def rehearsal(
         position=progress.position,
         total=plan.steps,
         ranks=ranks.count,
-        shapes=shapes_worth(plan.steps - progress.position, device) if alike else 0,
     )
 
     def gradients(step: Step) -> None:
@@ -61,28 +53,8 @@ def rehearsal(
             raise
         cure = "optim.name=adamw8bit, memory.offload=[optimizer], or adapt.method=lora"
         raise UserError("out of memory: the optimizer's moments do not fit", cure=cure) from error
-    largest, shapes = largest_steps(train, found), shape_steps(train, found)
-    passes = [*largest, *shapes, *(largest if shapes else ())]  # the largest again, beside what shapes leave
-
-    def through(step: Step) -> None:
-        with _last_block_alone(model) if any(step is one for one in shapes) else nullcontext():
-            said = repeating(lambda: gradients(step))
-        if said is not None:
-            events.emit("warning", {"said": said})
-
-    done = rehearse(passes, optimizer, through, device)
+    done = rehearse(largest_steps(train, found), optimizer, gradients, device)
     free(model)
     of = f" (of steps up to {found.looked_at:,})" if found.looked_at < plan.steps else ""
     events.emit("decision", {"step": progress.position, "said": f"{done.said}{of}"})
     ranks.doing.phase = "training"
-
-
-@contextmanager
-def _last_block_alone(model: Decoder) -> Generator[None, None, None]:
-    """What a shape leaves behind is the same for every block."""
-    whole = model.layers
-    model.layers = nn.ModuleList([whole[-1]])
-    try:
-        yield
-    finally:
-        model.layers = whole

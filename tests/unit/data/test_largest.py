@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glm_accelerate.data.largest import MOST_LOOKED_AT, Largest, find_largest, largest_steps, shape_steps
+from glm_accelerate.data.largest import MOST_LOOKED_AT, find_largest, largest_steps
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import ARRANGE, widest_for
 from glm_accelerate.data.pipeline import steps
@@ -80,34 +80,6 @@ def test_no_pass_of_the_run_is_larger(
             assert batch.targets == min(found.targets, batch.tokens_RT.size)
             assert batch.targets == (batch.labels_RT != IGNORED).sum()
     assert max(len(samples[number]) for step in rehearsed for number in step.numbers) == found.longest
-
-
-def shapes_of(
-    samples: Made, order: Order, batching: str, wanted: int
-) -> tuple[set[tuple[int, int]], Largest]:
-    """All shapes that the pipeline makes, and what was found."""
-    told = {"batching": batching, "micro_tokens": 512, "position": 0, "total": len(order.epoch(0))}
-    made = {batch.tokens_RT.shape for step in steps(samples, order, **told) for batch in step.batches}
-    return made, find_largest(order, samples.targets, **told, shapes=wanted)
-
-
-@pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])
-def test_every_shape_is_found_if_there_are_few(batching: str) -> None:
-    samples = made(seed=4)
-    order = Order(samples.lengths, ((0, 60, 1.0),), 0, step_samples=5)
-    real, found = shapes_of(samples, order, batching, wanted=100)
-    areas = [one.arrangement.area for one in found.shapes]
-    assert areas == sorted(areas, reverse=True)
-    assert len(found.shapes) == len(real)
-    assert {(len(one.arrangement.rows), one.arrangement.width) for one in found.shapes} == real
-    rehearsed = shape_steps(samples, found)
-    assert {batch.tokens_RT.shape for step in rehearsed for batch in step.batches} == real
-    assert rehearsed[0].batches[0].tokens_RT.size == found.positions
-
-    _, few = shapes_of(samples, order, batching, wanted=len(real) - 1)
-    assert few.shapes == ()
-    assert few.passes == found.passes
-    assert (few.positions, few.targets, few.several) == (found.positions, found.targets, found.several)
 
 
 @pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Adafactor, AdamW, Optimizer
 
 from glm_accelerate.config.schema import AdaptSection, OptimSection
-from glm_accelerate.data.largest import find_largest, largest_steps, shape_steps
+from glm_accelerate.data.largest import find_largest, largest_steps
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.types import Batch, Place, Sample, Step
-from glm_accelerate.memory.static import Rehearsal, Taken, make_moments, rehearse, shapes_worth, taken
+from glm_accelerate.memory.static import Rehearsal, Taken, make_moments, rehearse, taken
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
@@ -34,13 +34,13 @@ def samples(count: int = 12) -> list[Sample]:
     return made
 
 
-def largest(taken: list[Sample], micro_tokens: int, shapes: int = 0) -> tuple[Step, ...]:
+def largest(taken: list[Sample], micro_tokens: int) -> tuple[Step, ...]:
     lengths = np.array([len(sample) for sample in taken], np.int32)
     targets = np.array([sample.targets.sum() for sample in taken], np.int32)
     order = Order(lengths, ((0, len(taken), 1.0),), 0, step_samples=4)
     told = {"batching": "pack", "micro_tokens": micro_tokens, "position": 0, "total": 3}
-    found = find_largest(order, targets, **told, shapes=shapes)
-    return largest_steps(taken, found) + shape_steps(taken, found)
+    found = find_largest(order, targets, **told)
+    return largest_steps(taken, found)
 
 
 def trained(directory: Path, method: str, name: str, *, rehearsed: bool) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def trained(directory: Path, method: str, name: str, *, rehearsed: bool) -> dict
     steps = largest(taken, micro_tokens=64)
     if rehearsed:
         make_moments(optimizer)
-        each = largest(taken, micro_tokens=64, shapes=9)
+        each = largest(taken, micro_tokens=64)
         rehearse(each, optimizer, lambda step: forward_backward(model, step, CPU), CPU)
         assert all(weight.grad is None for weight in model.parameters())
     for step in (steps[0], steps[-1]):
@@ -151,14 +151,6 @@ def test_what_is_said(make_model: Callable[..., Path]) -> None:
     assert done.taken is None
     said = "the largest pass fits: 4,096 positions, of step 1,200; 4 passes rehearsed in 2.5 s"
     assert Rehearsal(1200, 4096, 4, 2.54, None).said == said
-
-
-def test_every_shape_is_gone_through_where_that_is_cheap() -> None:
-    gpu = torch.device("cuda", 0)
-    assert shapes_worth(300, CPU) == 37
-    assert shapes_worth(7, CPU) == 0
-    assert 0 < shapes_worth(10**6, CPU) * 20 < 1024
-    assert shapes_worth(10**6, gpu) == 0
 
 
 def test_what_an_allocator_took_is_counted_from_a_moment_on() -> None:
