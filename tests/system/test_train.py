@@ -24,8 +24,10 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.decide import Judged
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.optim.precision import Scale
+from glm_accelerate.plan import resolve
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train import saver
+from glm_accelerate.train.build import Built
 from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.run import Result, train
 from glm_accelerate.train.settle import Start
@@ -340,6 +342,25 @@ def test_what_a_second_start_keeps_is_not_called_the_config(tiny_run: Said, tmp_
     names = ("tokens in one pass", "shards", "where")
     assert [whys[1][name] for name in names] == ["as the run began"] * 3
     assert "the config" not in [whys[0][name] for name in names]
+
+
+@pytest.mark.parametrize("further", [{}, {"steps": 20}])
+def test_a_resume_computes_as_the_run_began_unless_it_is_longer(
+    tiny_run: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, further: Said
+) -> None:
+    """How fast a machine is today decides whether compiling pays, and that how numbers are summed."""
+    run, plain = tmp_path / "run", {"compute": "float32"}
+    monkeypatch.setattr(resolve, "missing", lambda _: None)
+    go(tiny_run, run, stop_after=3, precision=plain)
+    monkeypatch.setattr(resolve, "WORTH_COMPILING", 0.0)
+    longer, start = config(tiny_run, precision=plain, train=further), Start(accept=frozenset(["schedule"]))
+
+    def look(ready: Built) -> None:
+        assert ready.run.plan.compile is bool(further)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(longer, run, start=start, on_built=look)
 
 
 def test_what_stays(tiny_run: Said, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from glm_accelerate.checkpoint.find import candidates, published, resolve_path
 from glm_accelerate.checkpoint.load import INIT_FROM, begun_on, config_of
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.load import override, to_yaml
+from glm_accelerate.config.load import load_config, override, to_yaml
 from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
@@ -28,6 +28,7 @@ from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import measured_ground
 from glm_accelerate.plan.resolve import Ground, fitting_plan
 from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.directory import Choice, check_config, choose_start, give_up_after
@@ -146,8 +147,8 @@ def take_effect(settled: Settled, position: int) -> list[str]:
 
 
 def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -> RunConfig:
-    """Passes and divisions decide in which order numbers are summed: where the config leaves them open, a run
-    goes on with those that it began with, however much memory is free today.
+    """Passes, divisions and operators decide in which order numbers are summed: where the config leaves them
+    open, a run goes on with those that it began with, whatever memory and speed the machine has today.
     """
     path = directory / "plan.json"
     if not choice.paths or choice.foreign or not path.is_file():
@@ -156,8 +157,9 @@ def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -
     try:
         then = json.loads(path.read_text(encoding="utf-8"))
         ranks_then, shards, where = then["ranks"], then["shards"], then.get("evaluate_where")
+        compiled = then["compile"] if then["device"] == pick_device().type else None
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged: the plan is made anew
-        ranks_then = shards = where = None
+        ranks_then = shards = where = compiled = None
     passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")
     if config.train.micro_tokens == "auto" and passes:
         words.append(f"train.micro_tokens={passes.split()[0]}")
@@ -165,7 +167,15 @@ def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -
         words.append(f"parallel.shard={shards}")
     if config.evaluate.where == "auto" and where in ("beside", "inline"):
         words.append(f"evaluate.where={where}")  # they ask for other numbers of samples
+    if config.precision.compile == "auto" and compiled is not None and _as_long(directory, config):
+        words.append(f"precision.compile={'on' if compiled else 'off'}")
     return override(config, words)
+
+
+def _as_long(directory: Path, config: RunConfig) -> bool:
+    """Whether the run ends where it was to end: for a longer one compiling may pay after all."""
+    kept = directory / "config.yaml"
+    return kept.is_file() and load_config(kept).train == config.train
 
 
 def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> RunPlan:
@@ -174,6 +184,7 @@ def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> Run
         "tokens in one pass": kept.train.micro_tokens != config.train.micro_tokens,
         "shards": kept.parallel.shard != config.parallel.shard,
         "where": kept.evaluate.where != config.evaluate.where,
+        "compile": kept.precision.compile != config.precision.compile,
     }
     reasons = (replace(one, why="as the run began") if held.get(one.name) else one for one in plan.reasons)
     return replace(plan, reasons=tuple(reasons))
