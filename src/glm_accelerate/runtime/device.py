@@ -11,7 +11,7 @@ from torch import Tensor
 
 STATUS = Path("/proc/self/status")
 RESET = Path("/proc/self/clear_refs")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 LARGE = 32 * 2**20  # bytes: glibc's own limit of what it may keep, where its program does not choose
 
 
@@ -72,6 +72,7 @@ def keep_freed_memory() -> None:
         if getattr(libc, "gnu_get_libc_version", None) is not None:
             libc.mallopt(MMAP_THRESHOLD, LARGE)
             libc.mallopt(TRIM_THRESHOLD, -1)
+            libc.mallopt(ARENA_MAX, 1)  # what one thread frees (gloo's, the saver's) is there for all
 
 
 def give_back_memory() -> None:
