@@ -135,7 +135,7 @@ def _seconds(hardware: Hardware, device: str, count: int, work: Between, tokens:
     """Of so many tokens through the model, on so many cores or devices, as far as can be told."""
     if device == "cpu":
         fast = hardware.bf16 and hardware.device == "cpu" and work.compute != "float32"
-        speed = CORE_PRODUCTS if fast else CORE_PLAIN
+        speed = hardware.core_products or (CORE_PRODUCTS if fast else CORE_PLAIN)
     else:
         known = speed_of(hardware, work.compute)
         speed = known.products if known is not None else SLOWEST_DEVICE

@@ -37,6 +37,7 @@ class Hardware:
     cuda_version: str | None  # that torch was built with
     driver_version: str | None  # NVIDIA's, also where torch cannot use it
     threads: int = 0  # with which one process computes on the CPU; 0: as many as there are cores
+    core_products: float = 0.0  # a second, of one core as measured in training; 0: not measured
     assumed: bool = False  # not this machine: only its device is known
 
     @property

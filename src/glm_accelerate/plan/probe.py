@@ -64,7 +64,8 @@ def measured_ground(config: RunConfig, ground: Ground) -> Ground:
         found = _measure(config, job, slow, hardware.free_bytes)
         if found is None:
             break
-        ground = replace(ground, measured=found)
+        core = found.products / (hardware.threads or hardware.cores)
+        ground = replace(ground, measured=found, hardware=replace(hardware, core_products=core))
     return ground
 
 

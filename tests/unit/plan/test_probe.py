@@ -39,6 +39,7 @@ def test_a_run_is_measured_once_and_planned_with_it(
     monkeypatch.setattr(probe, "CHILD", "no.such.module")
     again = measured_ground(on_cpu, ground)
     assert again.measured == found
+    assert again.hardware.core_products * (ground.hardware.threads or 1) == pytest.approx(found.products)
     plan, weighed = plan_and_weigh(on_cpu, again)
     assert plan.memory is not None
     process = next(item for item in plan.memory.items if item.what == "process")
