@@ -1,7 +1,7 @@
 """What a run takes besides its tensors on this machine, and how fast it trains: measured, not assumed.
 
 A child process (train/probe.py) starts as the run would and trains two blocks of the same widths. Its answer
-is kept: the same run on the same machine asks once.
+is kept: runs of the same model, data and adapter ask a machine once.
 """
 
 import hashlib
@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
@@ -27,6 +29,15 @@ from glm_accelerate.runtime.processor import processor_flags
 
 CHILD = "glm_accelerate.train.probe"
 BLOCKS = 2
+PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these
+RATES = {
+    "learning_rate",
+    "schedule",
+    "warmup",
+    "decay",
+    "floor",
+    "weight_decay",
+}  # ... but not from these of optim
 WORTH = (
     10.0  # seconds of a run, at the speed of a slow core: a shorter one is over sooner than it is measured
 )
@@ -102,7 +113,8 @@ def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> Measured | 
     tensors = estimate(small).allocated
     if small.offload or 2 * tensors > free:
         return None
-    asked = {"config": config.model_dump(mode="json"), "job": asdict(small) | {"offload": []}}
+    parts = absolute(config).model_dump(mode="json", include=PARTS, exclude={"optim": RATES})
+    asked = {"config": parts, "job": asdict(small) | {"offload": []}}
     said = _ask(json.dumps(asked, sort_keys=True))
     if said is None:
         return None
@@ -122,20 +134,26 @@ def _ask(asked: str) -> Answer | None:
         kept = private_folder("measured") / f"{key}.json"
     except PermissionError:
         return None
-    if kept.is_file():
-        return Answer(**json.loads(kept.read_text(encoding="utf-8")))
-    command = [sys.executable, "-m", CHILD]
+    with suppress(OSError, ValueError, TypeError):  # none, or a damaged one
+        return Answer(**json.loads(kept.read_bytes()))
+    # No module of where we happen to be; and what is wrong will be told by the run itself.
+    command = [sys.executable, "-P", "-m", CHILD]
     try:
         done = subprocess.run(
-            command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False
+            command,
+            input=asked.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return None
-
-    if done.returncode:  # what is wrong will be told by the run itself
+    if done.returncode:
         return None
     answer = Answer(**json.loads(done.stdout.splitlines()[-1]))
-    with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
-        json.dump(asdict(answer), file)
-    os.replace(file.name, kept)
+    with suppress(OSError):  # a cache that cannot be written costs time only
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
+            json.dump(asdict(answer), file)
+        os.replace(file.name, kept)
     return answer

@@ -27,6 +27,7 @@ from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.prove.start import prove_inputs
 from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, memory_in_use, reset_peak
+from glm_accelerate.runtime.orphan import end_with_parent
 from glm_accelerate.train.build import Built
 from glm_accelerate.train.step import update
 
@@ -36,12 +37,13 @@ WHOLE = Built  # of a run: imported for the memory that all its modules take
 
 
 def main() -> None:
+    end_with_parent()
     torch.manual_seed(0)
     asked = json.load(sys.stdin)
     config, job = RunConfig.model_validate(asked["config"]), _job(asked["job"])
     directory = locate(config.model.path)
     family, _, _ = read_config(directory)
-    inputs = open_inputs(config.data, directory)
+    inputs = open_inputs(config.data, directory, check=False)  # whoever asks has looked
     keep_freed_memory()
     model = _model(config, job, family)
     optimizer = build_optimizer(model.named_parameters(), config.optim, native=model.form == "native")

@@ -32,12 +32,14 @@ def test_a_run_is_measured_once_and_planned_with_it(
 ) -> None:
     monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(tmp_path))
     monkeypatch.setattr(probe, "WORTH", 0.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('a module of where we happen to be')")
     ground = ground_of(on_cpu, replace(detect(), device="cpu"))
     found = measured_ground(on_cpu, ground).measured
     assert found is not None
     assert 2**26 < found.process < 2**32
     monkeypatch.setattr(probe, "CHILD", "no.such.module")
-    again = measured_ground(on_cpu, ground)
+    again = measured_ground(override(on_cpu, ["optim.learning_rate=1.0e-4"]), ground)
     assert again.measured == found
     assert again.hardware.core_products * (ground.hardware.threads or 1) == pytest.approx(found.products)
     plan, weighed = plan_and_weigh(on_cpu, again)
@@ -48,6 +50,9 @@ def test_a_run_is_measured_once_and_planned_with_it(
     assert taken.seconds is not None
     assert taken.seconds > found.first
     assert "measured" in taken.why
+    (kept,) = (tmp_path / "measured").iterdir()
+    kept.write_text("{")
+    assert measured_ground(on_cpu, ground).measured is None
 
 
 def test_what_is_short_or_elsewhere_or_cannot_be_started_is_assumed(
