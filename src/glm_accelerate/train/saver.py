@@ -114,7 +114,7 @@ class Saver:
 
     def heed(self) -> None:
         """Between two steps: hear how saves ended. After the first, when there are moments, get ready."""
-        if _place(self.run) != self._there:
+        if self.ranks.first and _place(self.run) != self._there:
             raise UserError(
                 "this run's directory was moved or replaced while it trained",
                 where=self.run,

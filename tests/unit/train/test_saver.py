@@ -1,5 +1,6 @@
 """Whether there is memory for the copy of a checkpoint's tensors, and what is said where there is not."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train import saver
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
@@ -20,7 +22,9 @@ from glm_accelerate.train.state import Progress
 SIZE = 4_000_000  # bytes of the state
 
 
-def warnings_of(ranks: Ranks, folder: Path) -> list[str]:
+def warnings_of(
+    ranks: Ranks, folder: Path, meanwhile: Callable[[], object] = bool, *, wait: bool = False
+) -> list[str]:
     """Of a rank that gets ready to save."""
     heard: list[str] = []
 
@@ -37,7 +41,7 @@ def warnings_of(ranks: Ranks, folder: Path) -> list[str]:
         checkpointer=checkpointer,
         ranks=ranks,
         events=Events([Hearing()], 1),
-        section=CheckpointSection(every=5),
+        section=CheckpointSection(every=5, wait=wait),
         last_step=100,
         attempt=1,
         run_id="",
@@ -49,6 +53,7 @@ def warnings_of(ranks: Ranks, folder: Path) -> list[str]:
         fingerprints={},
         facts={},
     )
+    meanwhile()
     made.heed()
     checkpointer.close(0)
     return heard
@@ -64,3 +69,22 @@ def test_the_ranks_of_a_host_are_counted_together(tmp_path: Path, monkeypatch: p
     for (said,) in heard:
         assert "checkpoints stop training" in said
         assert "the copies of 2 ranks take" in said
+
+
+def test_the_first_rank_sees_that_the_directory_is_another_one(tmp_path: Path) -> None:
+    """Others have no file open in it: a network file system may give it another number on their machines."""
+
+    def replaced(folder: Path) -> Callable[[], None]:
+        folder.mkdir()
+
+        def replace() -> None:
+            folder.rename(tmp_path / f"{folder.name} moved")
+            folder.mkdir()
+
+        return replace
+
+    run = tmp_path / "second"
+    assert warnings_of(Ranks(1, 2, HashStore()), run, replaced(run), wait=True) == []
+    run = tmp_path / "first"
+    with pytest.raises(UserError, match="moved or replaced"):
+        warnings_of(Ranks(0, 2, HashStore()), run, replaced(run), wait=True)
