@@ -343,14 +343,15 @@ for name in sys.argv[1:]:
 """
 
 
-def test_every_module_can_be_imported_alone_and_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("third", range(3))
+def test_every_module_can_be_imported_alone_and_changes_nothing(third: int, tmp_path: Path) -> None:
     names = [
         "glm_accelerate." + module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for module in MODULES
         if module.name != "__init__.py"
     ]
-    command = [sys.executable, "-W", "error", "-c", IMPORT_ALL, "glm_accelerate", *names]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    command = [sys.executable, "-W", "error", "-c", IMPORT_ALL, "glm_accelerate", *names[third::3]]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False, cwd=tmp_path)
     assert (answer.stdout, answer.stderr, answer.returncode) == ("", "", 0)
 
 

@@ -57,7 +57,7 @@ def test_whatever_a_run_leaves_has_the_same_loss(
 ) -> None:
     """In training, as the run, its checkpoint, a whole model and an adapter beside its base."""
     run = trained(tiny_run, tmp_path, where="inline", samples="all")
-    assert "\nstopped at step 14: done · best: step 14, loss " in capsys.readouterr().out
+    assert " stopped at step 14: done · best: step 14, loss " in capsys.readouterr().out
     newest, base, dev = run / "checkpoints/checkpoint-14", tiny_run["model"]["path"], tiny_run["data"]["dev"]
     assert main(["export", str(run), str(tmp_path / "whole"), "--merge"]) == 0
     assert main(["export", str(run), str(tmp_path / "adapter")]) == 0
