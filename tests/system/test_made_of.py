@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from glm_accelerate.evaluate.rebuild import glm_examiner
 from glm_accelerate.export.export import export
 from glm_accelerate.models import locate
 from glm_accelerate.models.weights import load_model
+from glm_accelerate.observe import sinks
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.mismatch import EVERY
@@ -98,6 +100,21 @@ def test_a_refused_start_has_changed_nothing(
         )
     assert content(run) == before
     assert go(run).done
+
+
+@pytest.mark.parametrize("word", ["observe.sinks=[swanlab]", "checkpoint.codec=zstd"])
+def test_a_missing_package_is_named_before_anything_changes(
+    word: str, go: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run would train to its end and could save nothing."""
+    run = tmp_path / "run"
+    go(run)
+    before = content(run)
+    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError, match="is not installed"):
+        go(run, word, accept=EVERY, resume="never")
+    assert content(run) == before
 
 
 def test_weights_are_never_opened_on_another_structure(

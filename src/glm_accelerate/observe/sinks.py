@@ -20,6 +20,7 @@ from glm_accelerate.runtime.folders import make_folder
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+SINKS = ("tensorboard", "swanlab")
 # Of a step event: its field, and the name of the curve.
 CURVES = {
     "loss": "train/loss",
@@ -36,16 +37,19 @@ def open_sinks(names: Sequence[str], run_dir: Path, config: RunConfig) -> list[O
         "tensorboard": lambda: TensorBoard(run_dir / "tensorboard"),
         "swanlab": lambda: SwanLab(run_dir, config),
     }
-    sinks: list[Observer] = []
+    require_packages(names)
+    return [Foreign(openers[name]()) for name in names]
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """Each sink's package has its name."""
     for name in names:
-        if name not in openers:
-            raise UserError(f"no sink is called {name!r}", cure=f"one of {', '.join(openers)}")
+        if name not in SINKS:
+            raise UserError(f"no sink is called {name!r}", cure=f"one of {', '.join(SINKS)}")
         if find_spec(name) is None:
             raise UserError(
                 f"the package {name} is not installed", where="observe.sinks", cure=f"pip install {name}"
             )
-        sinks.append(Foreign(openers[name]()))
-    return sinks
 
 
 class Foreign:

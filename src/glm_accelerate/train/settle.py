@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_accelerate.checkpoint.adopt import adopt
+from glm_accelerate.checkpoint.codec import choose
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
 from glm_accelerate.checkpoint.load import INIT_FROM, begun_on, config_of
 from glm_accelerate.checkpoint.publish import write_text
@@ -23,6 +24,7 @@ from glm_accelerate.models.adapt.files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.observe.events import last_attempt
+from glm_accelerate.observe.sinks import require_packages
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import measured_ground
@@ -76,7 +78,9 @@ def settle(
     """The first rank looks and decides; what it prepares the others find ready. The run is not touched."""
     config = absolute(config)
     choice, attempt, run_id, source = _begin(config, directory, start, ranks)
-    metric_names(config.evaluate.metrics)  # what cannot be computed is refused now
+    metric_names(config.evaluate.metrics)  # what cannot be computed is refused now ...
+    choose(config.checkpoint.codec, None)  # ... and what cannot be written
+    ranks.decide(lambda: require_packages(config.observe.sinks))
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
     ranks.doing.phase = "preparing data"
