@@ -19,8 +19,9 @@ from benchmarks.memory import flat, live  # noqa: E402
 from glm_accelerate.checkpoint.read import Reader  # noqa: E402
 from glm_accelerate.config.schema import RunConfig  # noqa: E402
 from glm_accelerate.observe.events import read_events  # noqa: E402
-from glm_accelerate.train import build  # noqa: E402
+from glm_accelerate.train import build, rehearsal  # noqa: E402
 from glm_accelerate.train.run import train  # noqa: E402
+from glm_accelerate.train.step import forward_backward  # noqa: E402
 
 Said = dict[str, Any]
 COMPILES = pytest.mark.skipif(shutil.which("cc") is None, reason="the counter is compiled with cc")
@@ -50,6 +51,26 @@ def test_a_rehearsed_run_is_the_same_to_the_last_bit(
     one, other = (state(tmp_path / name, 14) for name in ("rehearsed", "plain"))
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.filterwarnings("default:put_")
+def test_an_operator_that_cannot_repeat_is_met_before_the_first_step_and_named(
+    tiny_run: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """As on a GPU, where a run asks torch for deterministic forms alone; put_ has none on a CPU either."""
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    torch.use_deterministic_algorithms(True)
+
+    def one_that_cannot(*given: Any, **named: Any) -> torch.Tensor:
+        torch.zeros(4).put_(torch.tensor([1]), torch.ones(1))
+        return forward_backward(*given, **named)
+
+    monkeypatch.setattr(rehearsal, "forward_backward", one_that_cannot)
+    train(RunConfig.model_validate(tiny_run), tmp_path / "run")
+    warned = [
+        event["said"] for event in read_events(tmp_path / "run/events.jsonl") if event["kind"] == "warning"
+    ]
+    assert [said for said in warned if "put_ does not have a deterministic implementation" in str(said)]
 
 
 def test_a_resumed_run_rehearses_what_is_left(tiny_run: Said, tmp_path: Path) -> None:

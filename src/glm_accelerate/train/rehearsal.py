@@ -13,6 +13,7 @@ from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.seed import repeating
 from glm_accelerate.train.settle import Settled
 from glm_accelerate.train.state import Progress
 from glm_accelerate.train.step import forward_backward
@@ -46,6 +47,11 @@ def rehearsal(
         together, offload = ranks.count > 1, "activations" in plan.offload
         forward_backward(model, step, device, together=together, offload=offload)
 
+    def through(step: Step) -> None:
+        said = repeating(lambda: gradients(step))
+        if said is not None:
+            events.emit("warning", {"said": said})
+
     try:
         make_moments(optimizer.inner if isinstance(optimizer, HostOptimizer) else optimizer)
     except (MemoryError, RuntimeError) as error:
@@ -53,7 +59,7 @@ def rehearsal(
             raise
         cure = "optim.name=adamw8bit, memory.offload=[optimizer], or adapt.method=lora"
         raise UserError("out of memory: the optimizer's moments do not fit", cure=cure) from error
-    done = rehearse(largest_steps(train, found), optimizer, gradients, device)
+    done = rehearse(largest_steps(train, found), optimizer, through, device)
     free(model)
     of = f" (of steps up to {found.looked_at:,})" if found.looked_at < plan.steps else ""
     events.emit("decision", {"step": progress.position, "said": f"{done.said}{of}"})
