@@ -28,6 +28,7 @@ from glm_accelerate.runtime.folders import private_folder
 from glm_accelerate.runtime.processor import processor_flags
 
 CHILD = "glm_accelerate.train.probe"
+BEGIN = "from glm_accelerate.runtime.orphan import end_with_parent; end_with_parent()"  # before torch loads
 BLOCKS = 2
 PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these
 RATES = {
@@ -137,7 +138,7 @@ def _ask(asked: str) -> Answer | None:
     with suppress(OSError, ValueError, TypeError):  # none, or a damaged one
         return Answer(**json.loads(kept.read_bytes()))
     # No module of where we happen to be; and what is wrong will be told by the run itself.
-    command = [sys.executable, "-P", "-m", CHILD]
+    command = [sys.executable, "-P", "-c", f"{BEGIN}; from {CHILD} import main; main()"]
     try:
         done = subprocess.run(
             command,

@@ -1,7 +1,5 @@
 """The child of plan/probe.py: opens a run's files, makes a model of its widths with two blocks and any
 numbers, and takes its largest pass and smaller ones. Prints the most memory of the process, and seconds.
-
-python -m glm_accelerate.train.probe < JSON
 """
 
 import json
@@ -27,7 +25,6 @@ from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.prove.start import prove_inputs
 from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, memory_in_use, reset_peak
-from glm_accelerate.runtime.orphan import end_with_parent
 from glm_accelerate.train.build import Built
 from glm_accelerate.train.step import update
 
@@ -37,7 +34,6 @@ WHOLE = Built  # of a run: imported for the memory that all its modules take
 
 
 def main() -> None:
-    end_with_parent()
     torch.manual_seed(0)
     asked = json.load(sys.stdin)
     config, job = RunConfig.model_validate(asked["config"]), _job(asked["job"])
@@ -105,7 +101,3 @@ def _step(job: Job, share: float) -> Step:
     documents = ((longest,) * whole + ((rest,) if rest else ()),)
     batch = Batch(tokens_RT, labels_RT, documents, len(documents[0]), tokens, learnt)
     return Step(1, 0, (batch,), (), tokens, learnt)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,10 @@
 """What a run takes besides tensors, and its speed, are measured in a child and asked for once."""
 
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +58,28 @@ def test_a_run_is_measured_once_and_planned_with_it(
     (kept,) = (tmp_path / "measured").iterdir()
     kept.write_text("{")
     assert measured_ground(on_cpu, ground).measured is None
+
+
+def test_the_child_ends_with_whoever_asks(tmp_path: Path) -> None:
+    """A rank that starts is killed by a signal, with no time to see to it."""
+    (tmp_path / "child.py").write_text(
+        "import os, pathlib, time\n"
+        "def main():\n"
+        f"    pathlib.Path({str(tmp_path)!r}, 'number').write_text(f'{{os.getpid()}} ')\n"
+        "    time.sleep(600)\n"
+    )
+    asks = "from glm_accelerate.plan import probe; probe.CHILD = 'child'; probe._ask('{}')"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "GLM_ACCELERATE_CACHE": str(tmp_path / "cache")}
+    number = tmp_path / "number"
+    with subprocess.Popen([sys.executable, "-c", asks], env=env) as parent:
+        while not (number.is_file() and number.read_text().endswith(" ")):
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.kill()
+    child = Path("/proc", number.read_text().strip(), "stat")
+    with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+        while child.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.02)
 
 
 def test_what_is_short_or_elsewhere_or_cannot_be_started_is_assumed(
