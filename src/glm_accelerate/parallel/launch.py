@@ -152,7 +152,7 @@ class _Job:
         for rank, process in enumerate(self.processes):
             code = process.exitcode
             if code is not None and code not in passed_over:
-                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                how = _name_of(-code) if code < 0 else f"exit code {code}"
                 found.append(f"rank {rank} (process {process.pid}) ended by {how}")
         return found
 
@@ -205,6 +205,12 @@ def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) ->
             sys.exit(AFTER_ANOTHER)
     env.take_place(rank, ranks, meeting)
     sys.exit(entry(task))
+
+
+def _name_of(number: int) -> str:
+    """Of a signal; those for real time have none."""
+    known = number in {one.value for one in signal.Signals}
+    return signal.Signals(number).name if known else f"signal {number}"
 
 
 def _say(message: str) -> None:
