@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from glm_accelerate.config.schema import RunConfig, Source
+if TYPE_CHECKING:  # models can be opened where the config's own library is not installed
+    from glm_accelerate.config.schema import RunConfig, Source
 
 
-def absolute(config: RunConfig) -> RunConfig:
+def absolute(config: "RunConfig") -> "RunConfig":
     """The config with its local paths made absolute. A model that is no directory here is a hub's name."""
     model, data, metrics = config.model, config.data, config.evaluate.metrics
     return config.model_copy(
@@ -31,7 +33,7 @@ def local_name(model: str) -> str:
     return _absolute(model) if os.path.isdir(os.path.expanduser(model)) else model
 
 
-def _sources(sources: list[Source]) -> list[Source]:
+def _sources(sources: "list[Source]") -> "list[Source]":
     return [one.model_copy(update={"path": _absolute(one.path)}) for one in sources]
 
 
