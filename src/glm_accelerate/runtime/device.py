@@ -27,9 +27,9 @@ def pick_device() -> torch.device:
 def take_device(device: torch.device | str) -> torch.device:
     """The one that this process works on from here: Triton's kernels and streams go to the current GPU."""
     device = torch.device(device)
-    if device.type == "cuda" and str(device) != "cuda":
+    if device.type == "cuda" and str(device) != "cuda" and torch.cuda.is_available():
         torch.cuda.set_device(device)
-    return resolved(device)
+    return resolved(device)  # says what is wrong with one that is not there
 
 
 def resolved(device: torch.device) -> torch.device:

@@ -237,9 +237,11 @@ def processor_limits() -> tuple[str, str]:
 
 def keep_compiled(folder: Path) -> None:
     """Where torch.compile keeps its code, unless TORCHINDUCTOR_CACHE_DIR says otherwise. Before its first
-    use.
+    use: but torch writes its own choice there as soon as one of its modules asks.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if own is None or Path(own).name.startswith("torchinductor_"):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _quota(file: Path, otherwise: int) -> int:

@@ -42,6 +42,7 @@ def test_whoever_takes_a_gpu_makes_it_the_current_one(
 ) -> None:
     """Triton launches on the current one, with the addresses of the other."""
     taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     with pytest.raises((RuntimeError, AssertionError, UserError)):  # none is here
         opening(device="cuda:1")
