@@ -40,7 +40,7 @@ class _Linear(torch.autograd.Function):
             weight_OI.dtype if copy_OI is None else weight_OI.grad_dtype,
             None if bias_O is None else bias_O.dtype,
         )
-        return product(x.flatten(0, -2), weight.T, bias, native=True).view(*x.shape[:-1], -1)
+        return product(x.flatten(0, -2), weight.T, bias, native=True).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
@@ -48,7 +48,7 @@ class _Linear(torch.autograd.Function):
         slope_SO = slopes[0].flatten(0, -2)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = product(slope_SO, weight, None, native=True).view(*slopes[0].shape[:-1], -1)
+            grad_x = product(slope_SO, weight, None, native=True).view(*slopes[0].shape[:-1], weight.shape[1])
         if ctx.needs_input_grad[1]:
             grad_weight = product(slope_SO.T, x.flatten(0, -2), None, native=True).to(ctx.dtypes[0])
         if ctx.needs_input_grad[2]:

@@ -129,6 +129,19 @@ def test_linear(rows: int, inputs: int, outputs: int, bias: bool) -> None:
 
 
 @here
+def test_a_product_without_rows() -> None:
+    """The head of a rank whose share of an evaluation has no target."""
+    x, weight = normal(0, 48).requires_grad_(True), normal(16, 48, seed=1).requires_grad_(True)
+    out = linear(x, weight, None, native=True)
+    out.sum().backward()
+    assert out.shape == (0, 16)
+    assert x.grad is not None
+    assert x.grad.shape == (0, 48)
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+@here
 def test_gradients_of_master_weights_are_float32() -> None:
     weight = normal(40, 24).float().requires_grad_()
     bias = torch.zeros(40, requires_grad=True)
