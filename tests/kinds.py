@@ -50,6 +50,8 @@ class Kind:
         """Why this machine cannot pass for it."""
         if self.needs is not None and self.needs not in HOST:
             return f"this processor has no {self.needs}"
+        if self.prefix and shutil.which(self.prefix[0]) is None:
+            return f"there is no {self.prefix[0]}"
         if self.prefix and subprocess.run([*self.prefix, "true"], capture_output=True).returncode:
             return f"{self.prefix[0]} is not allowed here"
         return None if self.tests else "nothing was skipped that it could run"
