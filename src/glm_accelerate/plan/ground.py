@@ -15,7 +15,7 @@ from glm_accelerate.plan.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MachineMeasurement:
     """On this machine, by plan/probe.py."""
 
     form: Form
@@ -39,7 +39,7 @@ class Ground:
     inputs: Inputs
     hardware: Hardware
     ranks: int = 1
-    measured: Measured | None = None
+    measured: MachineMeasurement | None = None
 
     def speed(self, compute: str) -> Speed | None:
         """Of one process: as measured, else as assumed."""

@@ -22,7 +22,7 @@ from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, run_seconds
 from glm_accelerate.plan.flops import pairs
-from glm_accelerate.plan.ground import Ground, Measured
+from glm_accelerate.plan.ground import Ground, MachineMeasurement
 from glm_accelerate.plan.resolve import plan_and_weigh
 from glm_accelerate.runtime.folders import private_folder
 from glm_accelerate.runtime.processor import processor_flags
@@ -31,17 +31,9 @@ CHILD = "glm_accelerate.train.probe"
 BEGIN = "from glm_accelerate.runtime.orphan import end_with_parent; end_with_parent()"  # before torch loads
 BLOCKS = 2
 PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these
-RATES = {
-    "learning_rate",
-    "schedule",
-    "warmup",
-    "decay",
-    "floor",
-    "weight_decay",
-}  # ... but not from these of optim
-WORTH = (
-    10.0  # seconds of a run, at the speed of a slow core: a shorter one is over sooner than it is measured
-)
+RATES = {"learning_rate", "schedule", "warmup", "decay", "floor", "weight_decay"}  # ... but not from these
+# Seconds of a run, at the speed of a slow core: a shorter one is over sooner than it is measured.
+WORTH = 10.0
 LONGEST = 20.0  # seconds of a step of the probe, at that speed
 PATIENCE = 600.0  # seconds for all of it, on a machine that has much else to do
 
@@ -109,7 +101,7 @@ def _work(job: Job) -> Work:
     return Work(float(job.pass_tokens), seen, float(job.learnt), 1)
 
 
-def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> Measured | None:
+def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> MachineMeasurement | None:
     small, work = short(job, slow)
     tensors = estimate(small).allocated
     if small.offload or 2 * tensors > free:
@@ -123,7 +115,9 @@ def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> Measured | 
     first = max(0.0, said.first - said.seconds)
     fixed = min(max(0.0, 2 * said.half - said.seconds), said.seconds / 2)  # however few tokens
     speed = unit / (said.seconds - fixed)
-    return Measured(job.form, max(0, said.bytes - tensors), speed, first, fixed / small.sizes.layers)
+    return MachineMeasurement(
+        job.form, max(0, said.bytes - tensors), speed, first, fixed / small.sizes.layers
+    )
 
 
 def _ask(asked: str) -> Answer | None:

@@ -128,9 +128,7 @@ def duration(weighed: Weighed, tokens_per_second: float | None = None) -> Durati
         return Duration(tokens / tokens_per_second / job.ranks, flops, tokens, said)
     if weighed.speed is None:
         return Duration(None, flops, tokens, "nothing is known of this device's speed: name it")
-    rehearsed = weighed.found.seconds * min(
-        1.0, job.passes * job.pass_tokens / tokens
-    )  # before the first step
+    rehearsed = weighed.found.seconds * min(1.0, job.passes * job.pass_tokens / tokens)  # before step 1
     first = weighed.speed.first + rehearsed
     return Duration(weighed.found.seconds + first, flops, tokens, weighed.speed.why)
 
