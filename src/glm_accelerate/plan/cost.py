@@ -4,7 +4,7 @@ What the device does is assumed, unless somebody measured it with `bench step` a
 compares with another is worth more than how long either takes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED
@@ -45,11 +45,12 @@ class Work:
 class Speed:
     """Of one device."""
 
-    products: float  # a second, as trained
+    products: float  # a second, as trained; in blocks, where the head was measured by itself
     bandwidth: float
     why: str
     first: float = 0.0  # seconds that the first step takes more, for what it compiles
     started: float = 0.0  # seconds that a pass takes for a block however few tokens it has
+    head: float | None = None  # products a second of the head and its loss; None: as in blocks
 
 
 def speed_of(hardware: Hardware, compute: str) -> Speed | None:
@@ -76,7 +77,9 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
     """Of all steps, evaluation and saving aside. `padding`: positions that are computed for each token."""
     positions = work.tokens * padding
     again = forward_flops(job.sizes, positions, work.pairs * padding) * _recomputed(job)
-    computing = (_flops(job, work, padding) + again) / (speed.products * job.ranks)
+    blocks = _flops(job, replace(work, targets=0.0), padding)
+    head = (_flops(job, work, padding) - blocks) / (speed.head or speed.products)
+    computing = ((blocks + again) / speed.products + head) / job.ranks
     passes = max(float(work.steps), positions / job.pass_tokens / job.ranks)
     block = linear_parameters(job.sizes) * job.sizes.layers
     started = speed.started if job.device == "cpu" else STARTED

@@ -20,14 +20,15 @@ class MachineMeasurement:
 
     form: Form
     process: int  # bytes besides tensors
-    products: float  # a second, of one process as trained
+    products: float  # a second, of one process as trained, in blocks
+    head: float  # and in the head with its loss
     first: float  # seconds that the first step takes more than others
     started: float  # seconds that a pass takes for a block however few tokens it has
 
     @property
     def speed(self) -> Speed:
         said = f"{self.products / 1e12:.3g} TFLOP/s, measured with two blocks of the model"
-        return Speed(self.products, CPU_BANDWIDTH, said, self.first, self.started)
+        return Speed(self.products, CPU_BANDWIDTH, said, self.first, self.started, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,17 @@ class Ground:
     inputs: Inputs
     hardware: Hardware
     ranks: int = 1
-    measured: MachineMeasurement | None = None
+    measured: tuple[MachineMeasurement, ...] = ()  # of each form that came into question
 
-    def speed(self, compute: str) -> Speed | None:
+    def measurement(self, form: Form) -> MachineMeasurement | None:
+        """In this form, else in one that was measured."""
+        exact = [each for each in self.measured if each.form == form]
+        return next(iter(exact or self.measured), None)
+
+    def speed(self, compute: str, form: Form) -> Speed | None:
         """Of one process: as measured, else as assumed."""
-        return speed_of(self.hardware, compute) if self.measured is None else self.measured.speed
+        measured = self.measurement(form)
+        return speed_of(self.hardware, compute) if measured is None else measured.speed
 
 
 def ground_of(

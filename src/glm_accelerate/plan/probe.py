@@ -34,19 +34,21 @@ PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is mea
 RATES = {"learning_rate", "schedule", "warmup", "decay", "floor", "weight_decay"}  # ... but not from these
 # Seconds of a run, at the speed of a slow core: a shorter one is over sooner than it is measured.
 WORTH = 10.0
-LONGEST = 20.0  # seconds of a step of the probe, at that speed
+LONGEST = 15.0  # seconds of a step of the probe, at that speed
+FEW = 0.125  # of the targets, in passes that tell what the head takes
 PATIENCE = 600.0  # seconds for all of it, on a machine that has much else to do
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of the child: the most bytes of its process, and seconds of passes: the largest, one half as large, and
-    the first of all, which compiles.
+    """Of the child: the most bytes of its process, and seconds of passes: the largest, one half as large, one
+    with few of the targets, and the first of all, which compiles.
     """
 
     bytes: int
     seconds: float
     half: float
+    few: float
     first: float
 
 
@@ -57,10 +59,10 @@ def measured_ground(config: RunConfig, ground: Ground) -> Ground:
     hardware = ground.hardware
     if hardware.device != "cpu" or hardware.assumed:
         return ground
-    for _ in range(2):
+    while True:
         _, weighed = plan_and_weigh(config, ground)
         job = weighed.found.setting.job
-        if ground.measured is not None and ground.measured.form == job.form:
+        if job.form in (each.form for each in ground.measured):
             break
         slow = Speed(CORE_PLAIN * (hardware.threads or hardware.cores), 1e12, "")
         if run_seconds(job, weighed.ladder.work, slow) < WORTH:
@@ -69,7 +71,8 @@ def measured_ground(config: RunConfig, ground: Ground) -> Ground:
         if found is None:
             break
         core = found.products / (hardware.threads or hardware.cores)
-        ground = replace(ground, measured=found, hardware=replace(hardware, core_products=core))
+        hardware = replace(hardware, core_products=core)
+        ground = replace(ground, measured=(*ground.measured, found), hardware=hardware)
     return ground
 
 
@@ -111,12 +114,19 @@ def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> MachineMeas
     said = _ask(json.dumps(asked, sort_keys=True))
     if said is None:
         return None
-    unit = run_seconds(small, work, Speed(1.0, float("inf"), ""))  # operations, as the forecast counts them
-    first = max(0.0, said.first - said.seconds)
-    fixed = min(max(0.0, 2 * said.half - said.seconds), said.seconds / 2)  # however few tokens
-    speed = unit / (said.seconds - fixed)
+    # Operations, as the forecast counts them: of the blocks, and of the head.
+    blocks = run_seconds(small, replace(work, targets=0.0), Speed(1.0, float("inf"), ""))
+    head = run_seconds(small, work, Speed(1.0, float("inf"), "")) - blocks
+    head_seconds = min(max(0.0, said.seconds - said.few) / (1 - FEW), 0.9 * said.seconds)
+    block_seconds = said.seconds - head_seconds
+    fixed = min(max(0.0, 2 * said.half - said.seconds), block_seconds / 2)  # however few tokens
     return MachineMeasurement(
-        job.form, max(0, said.bytes - tensors), speed, first, fixed / small.sizes.layers
+        job.form,
+        max(0, said.bytes - tensors),
+        blocks / (block_seconds - fixed),
+        head / head_seconds if head_seconds else float("inf"),
+        max(0.0, said.first - said.seconds),
+        fixed / small.sizes.layers,
     )
 
 

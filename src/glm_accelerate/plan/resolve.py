@@ -186,9 +186,10 @@ def _weighed(
     """
     setting = setting_of(config, ground.family, ground.sizes, ground.hardware, settled, micro_tokens)
     beside, away = place.where == "beside", place.where in ("beside", "external")
-    process = 0 if ground.measured is None else ground.measured.process
+    measured = ground.measurement(setting.job.form)
+    process = 0 if measured is None else measured.process
     job = replace(setting.job, snapshots=away, evaluator=beside and place.device == "cpu", process=process)
-    setting, speed = replace(setting, job=job), ground.speed(settled.compute)
+    setting, speed = replace(setting, job=job), ground.speed(settled.compute, job.form)
     divided = weigh(config, setting, load, ground.hardware, speed)
     if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:
         return divided
@@ -305,7 +306,7 @@ def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tup
     if lacking or device != "cpu":
         return False, lacking or f"not measured on {device}"
     native = compute == "bfloat16" and no_native() is None
-    speed = ground.speed(compute)
+    speed = ground.speed(compute, "eager")  # whatever else was measured: else two plans would take turns
     assert speed is not None
     seconds = 6 * ground.sizes.parameters * load.work().tokens / speed.products / ground.ranks
     if seconds < (WORTH_NATIVE if native else WORTH_COMPILING):

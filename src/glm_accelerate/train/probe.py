@@ -5,6 +5,8 @@ numbers, and takes its largest pass and smaller ones. Prints the most memory of 
 import json
 import sys
 import time
+from collections import defaultdict
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,14 +25,18 @@ from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.one_pass import keep_copies
+from glm_accelerate.plan.probe import FEW, Answer
 from glm_accelerate.prove.start import prove_inputs
 from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, memory_in_use, reset_peak
 from glm_accelerate.train.build import Built
 from glm_accelerate.train.step import update
 
-PASSES = (1.0, 0.5, 0.75, 1.0, 1.0)  # of the largest: smaller ones leave the holes that they leave in a run
+# Of the largest pass, the share of its tokens and of its targets. Smaller ones leave the holes in the heap
+# that they leave in a run; what is timed comes twice.
+WHOLE, HALF, FEWER = (1.0, 1.0), (0.5, 0.5), (1.0, FEW)
+PASSES = (WHOLE, HALF, (0.75, 0.75), WHOLE, HALF, FEWER, WHOLE, FEWER)
 DEVICE = torch.device("cpu")
-WHOLE = Built  # of a run: imported for the memory that all its modules take
+IMPORTED = Built  # of a run: for the memory that all its modules take
 
 
 def main() -> None:
@@ -48,15 +54,16 @@ def main() -> None:
     give_back_memory()
     reset_peak(DEVICE)
     make_moments(optimizer)
-    took: list[float] = []
-    for share in PASSES:
+    took: defaultdict[tuple[float, float], list[float]] = defaultdict(list)
+    for shares in PASSES:
         began = time.perf_counter()
-        step = _step(job, share)
+        step = _step(job, *shares)
         update(model, optimizer, step, DEVICE, learning_rate=0.0, limit=config.optim.clip)
-        took.append(time.perf_counter() - began)
-    most = memory_in_use(DEVICE)
-    said = {"bytes": most, "seconds": min(took[-2:]), "half": took[1], "first": took[0]}
-    sys.stdout.write(json.dumps(said))
+        took[shares].append(time.perf_counter() - began)
+    answer = Answer(
+        memory_in_use(DEVICE), min(took[WHOLE]), min(took[HALF]), min(took[FEWER]), took[WHOLE][0]
+    )
+    sys.stdout.write(json.dumps(asdict(answer)))
 
 
 def _job(said: dict[str, Any]) -> Job:
@@ -90,10 +97,10 @@ def _model(config: RunConfig, job: Job, family: Family) -> Decoder:
     return model.train()
 
 
-def _step(job: Job, share: float) -> Step:
+def _step(job: Job, tokens_share: float, learnt_share: float) -> Step:
     """One pass of so much of the largest: documents of one length, the last tokens of them are learnt."""
-    tokens = max(1, round(job.pass_tokens * share) // 64) * 64
-    learnt, longest = max(1, round(job.learnt * share)), min(job.longest, tokens)
+    tokens = max(1, round(job.pass_tokens * tokens_share) // 64) * 64
+    learnt, longest = max(1, round(job.learnt * learnt_share)), min(job.longest, tokens)
     tokens_RT = torch.arange(tokens).remainder(job.sizes.vocabulary)[None].numpy()
     labels_RT = tokens_RT.copy()
     labels_RT[:, : tokens - learnt] = IGNORED

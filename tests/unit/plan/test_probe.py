@@ -1,5 +1,6 @@
 """What a run takes besides tensors, and its speed, are measured in a child and asked for once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,11 +16,11 @@ from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.plan import probe
+from glm_accelerate.plan import probe, resolve
 from glm_accelerate.plan.cost import Speed
 from glm_accelerate.plan.devices import as_hardware, find_device
 from glm_accelerate.plan.hardware import detect
-from glm_accelerate.plan.probe import measured_ground, short
+from glm_accelerate.plan.probe import Answer, measured_ground, short
 from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
 from glm_accelerate.plan.weigh import duration
 
@@ -40,12 +41,12 @@ def test_a_run_is_measured_once_and_planned_with_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "json.py").write_text("raise SystemExit('a module of where we happen to be')")
     ground = ground_of(on_cpu, replace(detect(), device="cpu"))
-    found = measured_ground(on_cpu, ground).measured
+    (found,) = measured_ground(on_cpu, ground).measured
     assert found is not None
     assert 2**26 < found.process < 2**32
     monkeypatch.setattr(probe, "CHILD", "no.such.module")
     again = measured_ground(override(on_cpu, ["optim.learning_rate=1.0e-4"]), ground)
-    assert again.measured == found
+    assert again.measured == (found,)
     assert again.hardware.core_products * (ground.hardware.threads or 1) == pytest.approx(found.products)
     plan, weighed = plan_and_weigh(on_cpu, again)
     assert plan.memory is not None
@@ -57,7 +58,7 @@ def test_a_run_is_measured_once_and_planned_with_it(
     assert "measured" in taken.why
     (kept,) = (tmp_path / "measured").iterdir()
     kept.write_text("{")
-    assert measured_ground(on_cpu, ground).measured is None
+    assert measured_ground(on_cpu, ground).measured == ()
 
 
 def test_the_child_ends_with_whoever_asks(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_what_is_short_or_elsewhere_or_cannot_be_started_is_assumed(
     here = ground_of(on_cpu, replace(detect(), device="cpu"))
     assert measured_ground(on_cpu, here) is here  # short
     monkeypatch.setattr(probe, "WORTH", 0.0)
-    assert measured_ground(on_cpu, here).measured is None
+    assert measured_ground(on_cpu, here).measured == ()
     elsewhere = ground_of(on_cpu, as_hardware(find_device("RTX 4090"), 1))
     assert measured_ground(on_cpu, elsewhere) is elsewhere
 
@@ -104,3 +105,22 @@ def test_a_large_model_is_measured_on_fewer_tokens() -> None:
     assert small.longest <= small.pass_tokens
     assert small.learnt <= small.pass_tokens
     assert work.tokens == small.pass_tokens
+
+
+def test_the_form_that_is_planned_is_the_one_that_was_measured(
+    on_cpu: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The speed of one form makes another worth it, which is so fast that it would not be: no taking turns."""
+    monkeypatch.setattr(probe, "WORTH", 0.0)
+    monkeypatch.setattr(resolve, "WORTH_COMPILING", 1e-3)
+    monkeypatch.setattr(resolve, "WORTH_NATIVE", 1e-3)
+    ground = ground_of(on_cpu, replace(detect(), device="cpu"))
+
+    def ask(asked: str) -> Answer:
+        whole = 1.0 if json.loads(asked)["job"]["form"] == "eager" else 1e-9
+        return Answer(2**29, whole, whole / 2, 0.9 * whole, whole)
+
+    monkeypatch.setattr(probe, "_ask", ask)
+    measured = measured_ground(on_cpu, ground)
+    _, weighed = plan_and_weigh(on_cpu, measured)
+    assert weighed.found.setting.job.form in [each.form for each in measured.measured]
