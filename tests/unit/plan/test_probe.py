@@ -110,7 +110,7 @@ def test_a_large_model_is_measured_on_fewer_tokens() -> None:
 def test_the_form_that_is_planned_is_the_one_that_was_measured(
     on_cpu: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The speed of one form makes another worth it, which is so fast that it would not be: no taking turns."""
+    """The speed of one form makes another worth it, which is so fast that it would not be."""
     monkeypatch.setattr(probe, "WORTH", 0.0)
     monkeypatch.setattr(resolve, "WORTH_COMPILING", 1e-3)
     monkeypatch.setattr(resolve, "WORTH_NATIVE", 1e-3)
