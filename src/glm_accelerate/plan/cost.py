@@ -18,6 +18,7 @@ CORE_PRODUCTS = 3e11  # a second: about what training reached on a core with bfl
 CORE_PLAIN = 5e10  # and about what one without them does
 CPU_BANDWIDTH = 2e10  # bytes a second, of a desktop's memory
 LINK = 2e10  # bytes a second between device and host, or between devices: PCIe 4.0 x16 in practice
+GLOO = 5e8  # bytes a second between processes of one host, as gloo brings them
 STARTED = 2e-4  # seconds that a block's kernels take to start, forward and backward
 KEPT = {
     "float32": 4.0,
@@ -86,8 +87,10 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
     computing += passes * job.sizes.layers * started * (1 + _recomputed(job) / 3)
     if job.base in PACKED:
         computing += passes * block * UNPACKED / speed.bandwidth * (2 + _recomputed(job))
-    travelling = passes * _travels(job, block) / LINK
-    return max(computing, travelling) + work.steps * _update_seconds(job, speed)
+    moved, summed = passes * _travels(job, block), work.steps * _sums(job)
+    if job.device == "cpu":  # processors that carry bytes do not compute
+        return computing + (moved + summed) / GLOO + work.steps * _update_seconds(job, speed)
+    return max(computing, (moved + summed) / LINK) + work.steps * _update_seconds(job, speed)
 
 
 def trained_weights(job: Job) -> int:
@@ -134,6 +137,12 @@ def _travels(job: Job, block: int) -> float:
     if job.shards > 1:
         moved += job.sizes.parameters * KEPT[job.base] * (2 + again) * (1 - 1 / job.shards)
     return moved
+
+
+def _sums(job: Job) -> float:
+    """Bytes of gradients that a rank receives in a step: of its part, or all of them where it is whole."""
+    other = 1 - 1 / job.ranks
+    return trained_weights(job) * 4 * other * (1 if job.shards > 1 else 2)
 
 
 def _update_seconds(job: Job, speed: Speed) -> float:
