@@ -152,6 +152,7 @@ def test_of_two_exports_to_one_place_one_wins_whole(tmp_path):
         one, other = first.enter_context(new_directory(out)), second.enter_context(new_directory(out))
         (one / "config.json").write_text("one")
         (other / "config.json").write_text("other")
+        assert (one / "config.json").read_text() == "one"
         second.close()
         with pytest.raises(UserError, match="cannot be written"):
             first.close()
