@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and by what tests start
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
 
 # Odd on purpose: 6 query heads on 2, head_dim that is not hidden / heads, an odd vocabulary.

@@ -12,7 +12,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.plan.cost import CORE_PLAIN, CORE_PRODUCTS, speed_of
+from glm_accelerate.plan.cost import CORE_PLAIN, core_speed, speed_of
 from glm_accelerate.plan.fit import Settled
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.passes import Load
@@ -134,8 +134,7 @@ def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, wor
 def _seconds(hardware: Hardware, device: str, count: int, work: Between, tokens: float) -> float:
     """Of so many tokens through the model, on so many cores or devices, as far as can be told."""
     if device == "cpu":
-        fast = hardware.bf16 and hardware.device == "cpu" and work.compute != "float32"
-        speed = hardware.core_products or (CORE_PRODUCTS if fast else CORE_PLAIN)
+        speed = core_speed(hardware, work.compute) if hardware.device == "cpu" else CORE_PLAIN
     else:
         known = speed_of(hardware, work.compute)
         speed = known.products if known is not None else SLOWEST_DEVICE

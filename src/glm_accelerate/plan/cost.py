@@ -14,12 +14,14 @@ from glm_accelerate.plan.hardware import Hardware
 
 UTILISED = 0.4  # of a data sheet's products, which training commonly reaches
 NARROW = 0.5  # of bfloat16's speed, at best, where products are in float32 (TF32) instead
-CORE_PRODUCTS = 3e11  # a second: about what training reached on a core with bfloat16 tiles
-CORE_PLAIN = 5e10  # and about what one without them does
+CORE_TILES = 3e11  # a second: about what training reached on a core with bfloat16 tiles
+CORE_BFLOAT16 = 1.3e11  # ... on one that multiplies bfloat16 in vectors
+CORE_PLAIN = 5e10  # ... and on one that widens it
 CPU_BANDWIDTH = 2e10  # bytes a second, of a desktop's memory
 LINK = 2e10  # bytes a second between device and host, or between devices: PCIe 4.0 x16 in practice
 GLOO = 5e8  # bytes a second between processes of one host, as gloo brings them
 STARTED = 2e-4  # seconds that a block's kernels take to start, forward and backward
+STARTED_CPU = 5e-3  # ... what a pass takes for a block on a CPU however few its tokens, where not measured
 KEPT = {
     "float32": 4.0,
     "bfloat16": 2.0,
@@ -57,16 +59,24 @@ class Speed:
 def speed_of(hardware: Hardware, compute: str) -> Speed | None:
     """What is assumed of a device; None where nothing is known of it."""
     if hardware.device == "cpu":
-        each = CORE_PRODUCTS if hardware.bf16 and compute != "float32" else CORE_PLAIN
-        threads = hardware.threads or hardware.cores
+        each, threads = core_speed(hardware, compute), hardware.threads or hardware.cores
         said = f"{threads} threads at {each / 1e12:g} TFLOP/s, assumed"
-        return Speed(threads * each, CPU_BANDWIDTH, said)
+        return Speed(threads * each, CPU_BANDWIDTH, said, started=STARTED_CPU)
     device = known(hardware.name)
     if device is None or device.products is None or device.bandwidth is None:
         return None
     products = device.products * UTILISED * (NARROW if compute == "float32" else 1)
     sheet = f"{device.products / 1e12:g} TFLOP/s{'' if device.sure else ' (assumed)'}"
     return Speed(products, device.bandwidth, f"{UTILISED:.0%} of {sheet}, assumed")
+
+
+def core_speed(hardware: Hardware, compute: str) -> float:
+    """Products a second of one core: as measured in training, else as assumed."""
+    if hardware.core_products:
+        return hardware.core_products
+    if not hardware.bf16 or compute == "float32":
+        return CORE_PLAIN
+    return CORE_TILES if hardware.tiles else CORE_BFLOAT16
 
 
 def run_flops(job: Job, work: Work) -> float:

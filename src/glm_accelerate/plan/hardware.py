@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from glm_accelerate.runtime.env import control_groups, cores
-from glm_accelerate.runtime.processor import CPUINFO, has_bfloat16
+from glm_accelerate.runtime.processor import CPUINFO, has_bfloat16, has_tiles
 
 MEMINFO = Path("/proc/meminfo")
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -38,6 +38,7 @@ class Hardware:
     driver_version: str | None  # NVIDIA's, also where torch cannot use it
     threads: int = 0  # with which one process computes on the CPU; 0: as many as there are cores
     core_products: float = 0.0  # a second, of one core as measured in training; 0: not measured
+    tiles: bool = False  # whether a CPU multiplies bfloat16 in tiles (AMX)
     assumed: bool = False  # not this machine: only its device is known
 
     @property
@@ -62,6 +63,7 @@ def detect() -> Hardware:
             has_bfloat16(),
             *versions,
             torch.get_num_threads(),
+            tiles=has_tiles(),
         )
     device = torch.cuda.current_device()
     free, total = torch.cuda.mem_get_info(device)

@@ -32,3 +32,8 @@ def processor_flags() -> set[str]:
 def has_bfloat16() -> bool:
     """Whether bfloat16 is multiplied in hardware."""
     return bool(processor_flags() & BFLOAT16)
+
+
+def has_tiles() -> bool:
+    """Whether that is done in tiles."""
+    return "amx_bf16" in processor_flags()

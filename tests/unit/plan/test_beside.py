@@ -17,7 +17,7 @@ from glm_accelerate.plan.resolve import Ground, ground_of, order_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
 
 GB = 10**9
-CPU = Hardware("cpu", "a CPU", 1, 64 * GB, 64 * GB, 16, 64 * GB, True, None, None, threads=12)
+CPU = Hardware("cpu", "a CPU", 1, 64 * GB, 64 * GB, 16, 64 * GB, True, None, None, threads=12, tiles=True)
 GPUS = Hardware("cuda", "NVIDIA A100", 4, 80 * GB, 80 * GB, 32, 256 * GB, True, "13.0", "590")
 # A day of steps of 30,000 tokens, a hundred evaluations of 50,000 tokens each, of 100,000 in close races.
 LONG = Between(100, 500 * 30_000, 50_000, 100_000, 100_000, 1e9, "bfloat16", 2 * GB)

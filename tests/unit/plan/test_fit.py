@@ -221,7 +221,7 @@ def test_sources_that_are_drawn_more_often_take_longer(
 ) -> None:
     monkeypatch.setattr(resolve, "missing", lambda _: "")
     monkeypatch.setattr(resolve, "no_native", lambda: None)
-    here = replace(detect(), device="cpu", bf16=True, threads=2)
+    here = replace(detect(), device="cpu", bf16=True, tiles=False, threads=2)
     said: dict[str, Any] = tiny.model_dump() | {"train": {"epochs": 1.0}}
     once = RunConfig.model_validate(said)
     said["data"]["train"][0]["weight"] = 1000.0
@@ -229,7 +229,7 @@ def test_sources_that_are_drawn_more_often_take_longer(
     shares = [duration(weighed(config, here)[1]) for config in (once, often)]
     assert shares[1].tokens == pytest.approx(1000 * shares[0].tokens)
     assert shares[1].flops == pytest.approx(1000 * shares[0].flops)
-    monkeypatch.setattr(cost, "CORE_PRODUCTS", 6e3 * ground_of(tiny, here).sizes.parameters)
+    monkeypatch.setattr(cost, "CORE_BFLOAT16", 6e3 * ground_of(tiny, here).sizes.parameters)
     plans = [weighed(config, here)[0] for config in (once, often)]
     assert [plan.compile for plan in plans] == [False, True]
 
