@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 
+from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.linear_cross_entropy import CPU_BYTES, GPU_BYTES, chunk_rows
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.operators import Operators
@@ -123,7 +124,7 @@ def _loss(ops: Operators, hidden: Value) -> Value:
         budget = max(budget, WIDE * head)
     rows = chunk_rows(job.learnt, s.vocabulary, item if kernel else WIDE, budget)
     one, rows = rows >= job.learnt, min(rows, job.learnt)
-    at_loss, after = (s.vocabulary * rows * each for each in _logits(kernel, item))
+    at_loss, after = (s.vocabulary * rows * each for each in _logits(job.form, item))
     by_hidden = after + rows * s.width * item + ops.scratch(s.vocabulary, s.width, rows)
     slope = rows_H if picked.edge is not None else 0
     own, gradients = [("activations", slope)], list[Gradient]()
@@ -157,7 +158,8 @@ def _head_is_ready(ops: Operators) -> bool:
     return ops.item == trained_size(ops.job) or (ops.copies and not ops.job.sizes.tied)
 
 
-def _logits(kernel: bool, item: int) -> tuple[int, int]:
-    """Bytes of a logit, and of its slope: where the loss is made, and after it."""
-    in_place = kernel or item == WIDE
-    return item if in_place else WIDE + 2 * item, item if in_place else 2 * item
+def _logits(form: Form, item: int) -> tuple[int, int]:
+    """Bytes of a logit, and of its gradient: where the loss is made, and after it."""
+    if form in ("triton", "native") or (form == "eager" and item == WIDE):
+        return item, item  # one takes the place of the other
+    return 2 * item + (WIDE if item < WIDE else 0), 2 * item

@@ -42,6 +42,7 @@ class Job:
     device: str = "cpu"
     form: Form = "eager"
     process: int = 0  # bytes that a process takes besides tensors, as measured; 0: what is assumed
+    measured_with: int = 0  # bytes of tensors when that was measured
     saves: bool = True  # checkpoints are written behind training
     kept_saves: int = 4  # checkpoints on disk
     snapshots: bool = False  # weights are handed to an evaluator

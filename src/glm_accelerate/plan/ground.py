@@ -20,6 +20,7 @@ class MachineMeasurement:
 
     form: Form
     process: int  # bytes besides tensors
+    tensors: int  # bytes of tensors that were there meanwhile
     products: float  # a second, of one process as trained, in blocks
     head: float  # and in the head with its loss
     first: float  # seconds that the first step takes more than others
@@ -27,7 +28,7 @@ class MachineMeasurement:
 
     @property
     def speed(self) -> Speed:
-        said = f"{self.products / 1e12:.3g} TFLOP/s, measured with two blocks of the model"
+        said = f"{self.products / 1e12:.3g} TFLOP/s, measured with blocks of the model"
         return Speed(self.products, CPU_BANDWIDTH, said, self.first, self.started, self.head)
 
 

@@ -1,7 +1,7 @@
 """What a run takes besides its tensors on this machine, and how fast it trains: measured, not assumed.
 
-A child process (train/probe.py) starts as the run would and trains two blocks of the same widths. Its answer
-is kept: runs of the same model, data and adapter ask a machine once.
+A child process (train/probe.py) starts as the run would and trains as many blocks of the same widths as take
+seconds. Its answer is kept: runs of the same model, data and adapter ask a machine once.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from glm_accelerate.runtime.processor import processor_flags
 
 CHILD = "glm_accelerate.train.probe"
 BEGIN = "from glm_accelerate.runtime.orphan import end_with_parent; end_with_parent()"  # before torch loads
-BLOCKS = 2
+BLOCKS = 2  # at least
 PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these
 RATES = {"learning_rate", "schedule", "warmup", "decay", "floor", "weight_decay"}  # ... but not from these
 # Seconds of a run, at the speed of a slow core: a shorter one is over sooner than it is measured.
 WORTH = 10.0
-LONGEST = 15.0  # seconds of a step of the probe, at that speed
+LONGEST = 6.0  # seconds of a step of the probe, at that speed
 FEW = 0.125  # of the targets, in passes that tell what the head takes
 PATIENCE = 600.0  # seconds for all of it, on a machine that has much else to do
 
@@ -77,21 +77,19 @@ def measured_ground(config: RunConfig, ground: Ground) -> Ground:
 
 
 def short(job: Job, slow: Speed) -> tuple[Job, Work]:
-    """The model of two blocks on one rank, and what a pass of it computes: fewer tokens where the whole pass
-    would take too long.
+    """A step of the model on one rank, and what it computes: of fewer blocks, and then of fewer tokens, where
+    all of it would take too long.
     """
-    blocks = min(BLOCKS, job.sizes.layers)
     whole = job.recompute if isinstance(job.recompute, str) else "blocks"
-    small = replace(
-        job,
-        sizes=replace(job.sizes, layers=blocks),
-        recompute=whole,
-        last=min(job.last, blocks),
-        ranks=1,
-        shards=1,
-        passes=1,
-    )
-    while run_seconds(small, _work(small), slow) > LONGEST and small.pass_tokens > 128:
+    small = replace(job, recompute=whole, ranks=1, shards=1, passes=min(2, job.passes))
+
+    def long() -> bool:
+        return run_seconds(small, _work(small), slow) > LONGEST
+
+    while long() and small.sizes.layers > BLOCKS:
+        layers = small.sizes.layers - 1
+        small = replace(small, sizes=replace(job.sizes, layers=layers), last=min(job.last, layers))
+    while long() and small.pass_tokens > 128:
         tokens = small.pass_tokens // 128 * 64
         longest, learnt = min(tokens, small.longest), min(tokens, small.learnt)
         small = replace(small, pass_tokens=tokens, longest=longest, learnt=learnt)
@@ -101,7 +99,7 @@ def short(job: Job, slow: Speed) -> tuple[Job, Work]:
 def _work(job: Job) -> Work:
     whole, rest = divmod(job.pass_tokens, job.longest)
     seen = pairs([job.longest] * whole + ([rest] if rest else []))
-    return Work(float(job.pass_tokens), seen, float(job.learnt), 1)
+    return Work(job.passes * float(job.pass_tokens), job.passes * seen, job.passes * float(job.learnt), 1)
 
 
 def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> MachineMeasurement | None:
@@ -123,10 +121,11 @@ def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> MachineMeas
     return MachineMeasurement(
         job.form,
         max(0, said.bytes - tensors),
+        tensors,
         blocks / (block_seconds - fixed),
         head / head_seconds if head_seconds else float("inf"),
         max(0.0, said.first - said.seconds),
-        fixed / small.sizes.layers,
+        fixed / small.sizes.layers / small.passes,
     )
 
 

@@ -187,8 +187,9 @@ def _weighed(
     setting = setting_of(config, ground.family, ground.sizes, ground.hardware, settled, micro_tokens)
     beside, away = place.where == "beside", place.where in ("beside", "external")
     measured = ground.measurement(setting.job.form)
-    process = 0 if measured is None else measured.process
-    job = replace(setting.job, snapshots=away, evaluator=beside and place.device == "cpu", process=process)
+    job = replace(setting.job, snapshots=away, evaluator=beside and place.device == "cpu")
+    if measured is not None:
+        job = replace(job, process=measured.process, measured_with=measured.tensors)
     setting, speed = replace(setting, job=job), ground.speed(settled.compute, job.form)
     divided = weigh(config, setting, load, ground.hardware, speed)
     if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:

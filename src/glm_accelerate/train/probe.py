@@ -1,5 +1,5 @@
-"""The child of plan/probe.py: opens a run's files, makes a model of its widths with two blocks and any
-numbers, and takes its largest pass and smaller ones. Prints the most memory of the process, and seconds.
+"""The child of plan/probe.py: opens a run's files, makes a model of its widths with fewer blocks and
+any numbers, and takes its largest pass and smaller ones. Prints the most memory of the process, and seconds.
 """
 
 import json
@@ -32,9 +32,9 @@ from glm_accelerate.train.build import Built
 from glm_accelerate.train.step import update
 
 # Of the largest pass, the share of its tokens and of its targets. Smaller ones leave the holes in the heap
-# that they leave in a run; what is timed comes twice.
+# that they leave in a run.
 WHOLE, HALF, FEWER = (1.0, 1.0), (0.5, 0.5), (1.0, FEW)
-PASSES = (WHOLE, HALF, (0.75, 0.75), WHOLE, HALF, FEWER, WHOLE, FEWER)
+PASSES = (WHOLE, HALF, (0.75, 0.75), WHOLE, HALF, FEWER)
 DEVICE = torch.device("cpu")
 IMPORTED = Built  # of a run: for the memory that all its modules take
 
@@ -98,7 +98,7 @@ def _model(config: RunConfig, job: Job, family: Family) -> Decoder:
 
 
 def _step(job: Job, tokens_share: float, learnt_share: float) -> Step:
-    """One pass of so much of the largest: documents of one length, the last tokens of them are learnt."""
+    """Passes of so much of the largest: documents of one length, the last tokens of them are learnt."""
     tokens = max(1, round(job.pass_tokens * tokens_share) // 64) * 64
     learnt, longest = max(1, round(job.learnt * learnt_share)), min(job.longest, tokens)
     tokens_RT = torch.arange(tokens).remainder(job.sizes.vocabulary)[None].numpy()
@@ -107,4 +107,4 @@ def _step(job: Job, tokens_share: float, learnt_share: float) -> Step:
     whole, rest = divmod(tokens, longest)
     documents = ((longest,) * whole + ((rest,) if rest else ()),)
     batch = Batch(tokens_RT, labels_RT, documents, len(documents[0]), tokens, learnt)
-    return Step(1, 0, (batch,), (), tokens, learnt)
+    return Step(1, 0, (batch,) * job.passes, (), job.passes * tokens, job.passes * learnt)

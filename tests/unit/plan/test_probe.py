@@ -99,12 +99,12 @@ def test_what_is_short_or_elsewhere_or_cannot_be_started_is_assumed(
 def test_a_large_model_is_measured_on_fewer_tokens() -> None:
     job = Job(NINE_B, pass_tokens=2048, longest=1024, learnt=2000, ranks=2, shards=2, passes=2)
     small, work = short(job, SLOW)
-    assert (small.sizes.layers, small.ranks, small.shards, small.passes) == (2, 1, 1, 1)
+    assert (small.sizes.layers, small.ranks, small.shards, small.passes) == (2, 1, 1, 2)
     assert small.pass_tokens < 2048
     assert small.pass_tokens % 64 == 0
     assert small.longest <= small.pass_tokens
     assert small.learnt <= small.pass_tokens
-    assert work.tokens == small.pass_tokens
+    assert work.tokens == 2 * small.pass_tokens
 
 
 def test_the_form_that_is_planned_is_the_one_that_was_measured(
