@@ -71,7 +71,7 @@ def cases() -> dict[str, Case]:
 def call(tree: Path, *words: str, check: bool = True) -> str:
     """The command of a tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-    start = "from glm_accelerate.cli.main import main; main()"
+    start = "import sys; from glm_accelerate.cli.main import main; sys.exit(main())"
     line = [sys.executable, "-c", start, *words]
     done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"{words}: {done.stderr[-2000:]}{done.stdout[-2000:]}"
@@ -96,8 +96,8 @@ def files(folder: Path) -> dict[str, Any]:
 def train(tree: Path, case: Case, config: Path, run: Path, *more: str) -> dict[str, Any]:
     """Trains, and what came of it."""
     words = [str(config), *case.overrides.split(), f"train.steps={STEPS}", f"checkpoint.every={AGAIN}"]
-    if not case.evaluates:
-        words.append("evaluate.where=never")
+    if case.evaluates:
+        words.append(f"data.dev={config.parent / 'dev.jsonl'}")
     ranks = ["--nproc", str(case.ranks)] if case.ranks > 1 else []
     call(tree, "train", *words, *ranks, "--run", str(run), *more)
     return figures(run)
@@ -143,11 +143,7 @@ def prepare(work: Path) -> Path:
     config = work / "run.yaml"
     said = {
         "model": {"path": str(model)},
-        "data": {
-            "train": str(work / "train.jsonl"),
-            "dev": str(work / "dev.jsonl"),
-            "cache": str(work / "cache"),
-        },
+        "data": {"train": str(work / "train.jsonl"), "cache": str(work / "cache")},
         "train": {"step_samples": 6, "micro_tokens": 256},
         "evaluate": {"metrics": ["loss"]},
     }

@@ -23,6 +23,7 @@ from benchmarks.race.prepare_model import WORDS, prepare_model
 from benchmarks.race.report import ROOT, Origin, origin, publish
 from glm_accelerate.plan.run_plan import Memory
 
+START = "import sys; from glm_accelerate.cli.main import main; sys.exit(main())"
 FEW = "train.steps=12"
 EAGER, COMPILED, WIDE = "precision.compile=off", "precision.compile=on", "precision.compute=float32"
 FULL, BUCKET, LONG = "adapt.method=full", "data.batching=bucket", "data.max_tokens=2048 train.step_samples=8"
@@ -110,7 +111,7 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(work / f"inductor-{case.kind.replace(' ', '-')}")
 
     def call(*words: str) -> str:
-        command = [sys.executable, "-c", "from glm_accelerate.cli.main import main; main()", *words]
+        command = [sys.executable, "-c", START, *words]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{name}: {done.stderr[-2000:]}{done.stdout[-2000:]}"
         return done.stdout
