@@ -27,6 +27,7 @@ FLOORS = (
     {"prove", "memory"},
     {"plan"},
     {"parallel", "gradients", "optim", "checkpoint", "observe"},
+    {"assemble"},
     {"evaluate"},
     {"train"},
     {"export", "tune", "bench", "dashboard", "deploy", "demo"},

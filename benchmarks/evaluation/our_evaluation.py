@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.evaluation.job import Answer, Job, Result, holds, read_job, write_json
-from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.schema import DataSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.evaluate import answers as asking

@@ -26,7 +26,7 @@ from benchmarks.memory.tracked import allocations, borrowed, most_between
 from benchmarks.race.job import memory_now, memory_peak
 from benchmarks.race.prepare_model import SMALL, TINY, WORDS, prepare_model
 from benchmarks.race.report import Origin, number, origin, publish
-from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.schema import AdaptSection, RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.pipeline import batches

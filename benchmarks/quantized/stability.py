@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.race.report import Origin, origin, publish
-from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.pipeline import batches

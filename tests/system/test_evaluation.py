@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.checkpoint.find import best_of
-from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate import ledger

@@ -13,10 +13,10 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.format import Piece
-from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import load_config

@@ -12,7 +12,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config, override
 from glm_accelerate.config.schema import AdaptSection, RunConfig

@@ -382,7 +382,7 @@ def test_what_stays(tiny_run: Said, tmp_path: Path) -> None:
 
 def test_init_from_an_adapter_and_a_run(tiny_run: Said, tmp_path: Path) -> None:
     """Both begin on the other run's best weights: the first held-out loss of one is that of the other."""
-    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.assemble.model import open_model
     from glm_accelerate.models.adapt.files import save_adapter
 
     first = go(tiny_run, tmp_path / "first")
@@ -398,7 +398,7 @@ def test_init_from_an_adapter_and_a_run(tiny_run: Said, tmp_path: Path) -> None:
 
 def test_a_run_on_another_run_resumes_on_the_same_weights(tiny_run: Said, tmp_path: Path) -> None:
     """What --init-from named stays the base: for a resume, and for whoever opens the checkpoint."""
-    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.assemble.model import open_model
 
     go(tiny_run, tmp_path / "first")
     start = Start(init_from=tmp_path / "first")

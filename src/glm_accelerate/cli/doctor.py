@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
         findings += _cards()
     _show(findings, console)
     if config is not None:
-        from glm_accelerate.prove.start import prove_start
+        from glm_accelerate.assemble.prove import prove_config
 
-        proofs = prove_start(config)
+        proofs = prove_config(config)
         proven = [Finding("good" if proof.ok else "bad", proof.name, proof.said) for proof in proofs]
         _show(proven, console)
         findings += proven

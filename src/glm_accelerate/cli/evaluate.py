@@ -208,7 +208,7 @@ def _of_run(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findi
 
 
 def _of_data(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
-    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.assemble.model import open_model
     from glm_accelerate.cli.chosen import run_of
     from glm_accelerate.cli.progress import counting, watching
     from glm_accelerate.config.schema import DataSection

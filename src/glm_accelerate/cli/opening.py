@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glm_accelerate.checkpoint.load import Opened
+    from glm_accelerate.assemble.model import Opened
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def base_from(args: argparse.Namespace) -> Path | None:
 
 def open_from(args: argparse.Namespace, path: Path) -> "Opened":
     """The model, merged, on the fastest device here."""
-    from glm_accelerate.checkpoint.load import open_model
+    from glm_accelerate.assemble.model import open_model
     from glm_accelerate.runtime.device import pick_device
 
     return open_model(path, base=base_from(args), device=pick_device(), merged=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.load import load_config
 from glm_accelerate.data.encode import encode_prompt
 from glm_accelerate.data.templates import get_template

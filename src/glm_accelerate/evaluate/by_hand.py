@@ -10,6 +10,7 @@ from typing import Literal, cast
 
 import torch
 
+from glm_accelerate.assemble.recipe import evaluation_dtype
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
@@ -19,7 +20,7 @@ from glm_accelerate.evaluate.answers import Watch
 from glm_accelerate.evaluate.course import named_best
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import GlmExaminer, choice_of
-from glm_accelerate.evaluate.rebuild import compute_of, glm_examiner, said_of
+from glm_accelerate.evaluate.rebuild import glm_examiner, said_of
 from glm_accelerate.evaluate.results import Request, Result, sound
 from glm_accelerate.evaluate.worker import holding
 from glm_accelerate.memory.monitor import ran_out
@@ -45,7 +46,7 @@ def as_run(run: Path, wanted: Wanted, device: torch.device) -> tuple[RunConfig, 
     """What a run was told, and what is asked of it on other data: what a person says, else as it asks."""
     config, plan = said_of(run)
     section = config.evaluate
-    precision = str(compute_of(config, plan, device)).removeprefix("torch.")
+    precision = str(evaluation_dtype(config, plan, device)).removeprefix("torch.")
     return config, Wanted(
         section.metrics if wanted.metrics is None else wanted.metrics,
         wanted.samples,

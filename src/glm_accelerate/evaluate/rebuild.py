@@ -10,27 +10,21 @@ from pathlib import Path
 
 import torch
 
+from glm_accelerate.assemble.model import assemble
+from glm_accelerate.assemble.recipe import ModelFiles, evaluation_recipe
+from glm_accelerate.assemble.tensors import put
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import WEIGHTS, Damaged, step_of
-from glm_accelerate.checkpoint.load import begun_on, load_base
 from glm_accelerate.checkpoint.made_with import made_with, require_made_with
+from glm_accelerate.checkpoint.origin import begun_on
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.evaluate.examine import GlmExaminer, exam_of
 from glm_accelerate.evaluate.results import SNAPSHOTS
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.quantized import kind_of
-from glm_accelerate.models.bind import bind_operators
-from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.locate import locate
-from glm_accelerate.models.weights import part_reader
-from glm_accelerate.optim.widen import wide_dtype
-from glm_accelerate.parallel.part import part_of
 from glm_accelerate.parallel.ranks import ALONE, Ranks
-from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
 
@@ -54,11 +48,15 @@ def glm_examiner(
     place = torch.device(device)
     divided = ranks.count > 1 and plan.shards > 1
     now = ranks.decide(lambda: _made_with(run, config, directory))
-    model = _model(run, config, plan, directory, place, ranks if divided else ALONE)
+    left = _left_by(run) if config.adapt.restructures else None  # its shapes spare factoring the base again
+    files = ModelFiles(directory, begun_on(run), shapes=None if left is None else left.shapes(WEIGHTS))
+    recipe = evaluation_recipe(config, plan, files, place, ranks.count if divided else 1)
+    model, _ = assemble(recipe, place, ranks if divided else ALONE)
 
     def load(path: Path) -> None:
-        require_made_with(Reader(path), now)
-        put(model, path, ranks)
+        reader = Reader(path)
+        require_made_with(reader, now)
+        put(model, reader, path, ranks)
 
     return GlmExaminer(
         exam_of(config, plan, inputs),
@@ -69,22 +67,6 @@ def glm_examiner(
         by={"device": str(place), "dtype": str(model.compute).removeprefix("torch.")},
         check=model.compute != torch.float32,
     )
-
-
-@torch.no_grad()
-def put(model: Decoder, snapshot: Path, ranks: Ranks = ALONE) -> None:
-    """A snapshot's tensors into the model, verified; each rank reads its own part alone."""
-    reader = Reader(snapshot)
-    free(model)  # first: what an evaluation before has gathered are other parameters, of other weights
-    places = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if odd := sorted(places.keys() ^ set(reader.names(WEIGHTS))):
-        raise UserError(f"trains other tensors than this config, as {odd[0]}", where=snapshot)
-    for name, parameter in places.items():
-        if (shape := reader.shapes(WEIGHTS)[name]) != tuple(parameter.shape):
-            said = f"{name} is {list(shape)}, this config wants {list(parameter.shape)}"
-            raise UserError(said, where=snapshot)
-        part = part_of(parameter, ranks)
-        part.local.copy_(reader.tensor(WEIGHTS, name, part.offset, part.local.shape))
 
 
 def said_of(run: Path) -> tuple[RunConfig, RunPlan]:
@@ -98,44 +80,6 @@ def said_of(run: Path) -> tuple[RunConfig, RunPlan]:
         cure = "run its train command again: that makes it anew"
         raise UserError(f"damaged: {error}", where=run / "plan.json", cure=cure) from error
     return load_config(run / "config.yaml"), plan
-
-
-def _model(
-    run: Path, config: RunConfig, plan: RunPlan, directory: Path, device: torch.device, ranks: Ranks
-) -> Decoder:
-    """Divided over these ranks, if there are several: then a rank reads its own part alone, unless the whole
-    is needed to merge or factor it.
-    """
-    divided, restructures = ranks.count > 1, config.adapt.restructures
-    left = _left_by(run) if restructures else None  # its shapes spare factoring the base once more
-    shapes = None if left is None else left.shapes(WEIGHTS)
-    begun = begun_on(run)
-    whole = restructures or begun is not None
-    first = device if not divided else torch.device("cpu" if whole else "meta")
-    quantized = kind_of(config.adapt)
-    dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
-    model = load_base(begun, directory, dtype=dtype, device=first, quantized=quantized)
-    adapt(model, config.adapt, config.train.seed, shapes=shapes)
-    if divided:
-        shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, ranks.count))
-        if first.type == "meta":
-            fill(model, part_reader(model), device, ranks)
-    model.compute = compute_of(config, plan, device)
-    bind_operators(model, compiled=plan.compile and not divided)
-    for part in model.modules() if model.form == "native" else ():
-        if type(part) is Linear and part.weight.dtype != model.compute:  # else cast again in every pass
-            part.keep_copy(model.compute)
-    return model
-
-
-def compute_of(config: RunConfig, plan: RunPlan, device: torch.device) -> torch.dtype:
-    """As training does, unless the config says otherwise. 8-bit products are trained in, not evaluated; nor
-    is float16: which layers it cannot hold only the trainer has measured.
-    """
-    said = plan.compute if config.evaluate.precision == "auto" else config.evaluate.precision
-    if said == "float16":
-        return wide_dtype(device)
-    return torch.bfloat16 if said == "fp8" else getattr(torch, said)
 
 
 def _made_with(run: Path, config: RunConfig, directory: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from glm_accelerate.checkpoint.load import Opened, dtype_of, open_model
+from glm_accelerate.assemble.model import Opened, dtype_of, open_model
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.export.directory import (

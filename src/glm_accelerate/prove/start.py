@@ -4,56 +4,25 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from glm_accelerate.config.schema import DataSection, RunConfig
 from glm_accelerate.data.encode import render
-from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.read import read
 from glm_accelerate.data.templates import Template
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.data.types import Conversation
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.adapt.structure import structure_of
-from glm_accelerate.models.bind import bind_operators, bound
+from glm_accelerate.models.bind import bound
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.locate import locate
-from glm_accelerate.models.weights import load_model, read_config
 from glm_accelerate.prove.coverage import prove_coverage
 from glm_accelerate.prove.isolation import prove_isolation
 from glm_accelerate.prove.labels import prove_labels
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.template import prove_template
-from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.errors import UserError
 
 CONVERSATIONS = 32  # enough to meet every role; more take longer than they tell
 CHARACTERS, MESSAGES = 10_000, 500  # of a conversation's messages; so do longer ones
-
-
-def prove_start(config: RunConfig) -> list[Proof]:
-    """All proofs of a config, from its files alone."""
-    directory = locate(config.model.path)
-    inputs = open_inputs(config.data, directory)
-    dtype: torch.dtype = getattr(torch, config.model.dtype)
-    _, sizes, _ = read_config(directory)
-    quantized = kind_of(config.adapt)
-    device = _device_for(kept_bytes(sizes, dtype, quantized))
-    model = load_model(directory, dtype=dtype, device=device, quantized=quantized)
-    if config.precision.compute != "auto":
-        said = config.precision.compute
-        model.compute = torch.float32 if said in ("float16", "fp8") else getattr(torch, said)  # proven wide
-    adapt(model, config.adapt)
-    bind_operators(model)
-    return [*prove_inputs(config, inputs, directory), *prove_model(config, model, inputs.tokenizer)]
-
-
-def _device_for(size: int) -> torch.device:
-    """Where training will run: what is proven on a CPU says nothing about the kernels of a GPU."""
-    device = pick_device()
-    fits = device.type == "cpu" or size < torch.cuda.mem_get_info(device)[0]
-    return device if fits else torch.device("cpu")  # several GPUs will share it, and a proof needs only one
 
 
 def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Proof]:

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
+from glm_accelerate.assemble.foreign import read_foreign
+from glm_accelerate.assemble.model import assemble
+from glm_accelerate.assemble.recipe import ModelFiles, Recipe, training_recipe
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
 from glm_accelerate.checkpoint.find import BEST, require_finite
-from glm_accelerate.checkpoint.foreign import read_foreign
 from glm_accelerate.checkpoint.format import MANIFEST, WEIGHTS, Damaged
 from glm_accelerate.checkpoint.lease import lease
-from glm_accelerate.checkpoint.load import load_base
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pipeline import steps
@@ -21,23 +22,16 @@ from glm_accelerate.evaluate.beside import Beside
 from glm_accelerate.evaluate.decide import best
 from glm_accelerate.evaluate.examine import GlmExaminer, exam_of
 from glm_accelerate.kernels.native.build import load as native_library
-from glm_accelerate.memory.frozen import FrozenWeights
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.files import is_adapter, load_adapter
-from glm_accelerate.models.adapt.quantized import kind_of
-from glm_accelerate.models.adapt.sharing import sharing
+from glm_accelerate.models.adapt.files import is_adapter
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.float8 import float8_products
-from glm_accelerate.models.weights import part_reader
 from glm_accelerate.observe.events import EventLog, Events, Observer, read_past
 from glm_accelerate.observe.sinks import open_sinks
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.parallel.ranks import ALONE, Ranks
-from glm_accelerate.parallel.reduce import spread
-from glm_accelerate.parallel.shard import fill, free, make_mesh, shard
+from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.plan.unusual import unusual
@@ -60,7 +54,7 @@ from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.settle import Settled, Start, settle, take_effect
 from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.sparing import recompute_as_needed
-from glm_accelerate.train.state import Held, Progress, moved, restore
+from glm_accelerate.train.state import Progress, moved, restore
 from glm_accelerate.train.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
@@ -101,7 +95,7 @@ def built(
         keep_freed_memory()
         held.enter_context(repeat_exactly(pick_device()))
         keep_to_limit(config.memory.limit, pick_device())
-        model, notes = _model(settled)
+        model, notes = assemble(_recipe(settled), pick_device(), ranks)
         optimizer = _optimizer(settled, model)
         progress, saved_by, warnings = _go_on(settled, model, optimizer)
         keep_copies(optimizer, model)
@@ -140,44 +134,13 @@ def _proofs(settled: Settled, model: Decoder, ranks: Ranks) -> list[Proof]:
     return [*(Proof(**one) for one in made), *prove_model(config, model, inputs.tokenizer)]
 
 
-def _model(settled: Settled) -> tuple[Decoder, list[str]]:
-    """On its device and divided as planned; and what is not as planned. A rank reads its own part alone,
-    unless it has to merge first.
-    """
-    config, plan, start = settled.config, settled.plan, settled.start
-    device, divided = pick_device(), plan.shards > 1
-    whole = settled.begun_on is not None or config.adapt.restructures
-    comes_and_goes = "weights" in plan.offload  # it is read to where it lives
-    to_host = comes_and_goes or "optimizer" in plan.offload or (divided and whole)
-    first = torch.device("cpu" if to_host else "meta" if divided else device)
-    quantized = kind_of(config.adapt)
-    dtype: torch.dtype = getattr(torch, config.model.dtype if quantized else plan.dtype)
-    model = load_base(settled.begun_on, settled.model_dir, dtype=dtype, device=first, quantized=quantized)
-    model.compute = torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute)
-    model.recompute = plan.recompute
-    goes_on = settled.choice.paths and not settled.choice.foreign
-    shapes = Reader(settled.choice.paths[0]).shapes(WEIGHTS) if goes_on else None
-    adapt(model, config.adapt, config.train.seed, shapes=shapes)
-    if config.adapt.restructures and shapes is None:
-        spread(model.parameters(), settled.ranks)
-    if not settled.choice.paths and start.init_from is not None and is_adapter(start.init_from):
-        load_adapter(model, start.init_from)
-    left = float8_products(model) if plan.compute == "fp8" else []
-    if divided and sharing(model) > 1:
-        raise UserError(
-            "layers that share projections cannot be divided over ranks", cure="parallel.shard=off"
-        )
-    if divided:
-        mesh = make_mesh(device, settled.ranks.count, plan.shards)
-        shard(model, list(model.layers), ["hidden"], mesh)
-        if first.type == "meta":
-            fill(model, part_reader(model), device, settled.ranks)
-    if comes_and_goes:
-        FrozenWeights(model.layers, device)
-        model.to(device)
-    bind_operators(model, compiled=plan.compile)  # it asks on which device the model is
-    stay = "in bfloat16: 8-bit products go along multiples of 16"
-    return model, [f"{len(left)} layers, as {left[0]}, stay {stay}"] if left else []
+def _recipe(settled: Settled) -> Recipe:
+    """What the model is made of."""
+    choice, begin = settled.choice, settled.start.init_from
+    shapes = Reader(choice.paths[0]).shapes(WEIGHTS) if choice.paths and not choice.foreign else None
+    adapter = begin if not choice.paths and begin is not None and is_adapter(begin) else None
+    files = ModelFiles(settled.model_dir, settled.begun_on, adapter, shapes)
+    return training_recipe(settled.config, settled.plan, files)
 
 
 def _optimizer(settled: Settled, model: Decoder) -> Optimizer:
@@ -206,7 +169,7 @@ def _go_on(settled: Settled, model: Decoder, optimizer: Optimizer) -> tuple[Prog
         if choice.foreign:
             foreign = read_foreign(path, settled.model_dir, settled.config.adapt, settled.directory)
             begun = bool(foreign.optimizer)  # else the weights alone go on, and a note says so
-            restore(Held.of(foreign), model, optimizer, ranks, path, begun=begun)
+            restore(foreign.source, model, optimizer, ranks, path, begun=begun)
             return Progress(position=foreign.step, applied=foreign.step), foreign.notes
         with lease(path):
             reader = Reader(path)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from glm_accelerate.assemble.foreign import is_foreign
 from glm_accelerate.checkpoint.find import candidates, is_directory, published
-from glm_accelerate.checkpoint.foreign import is_foreign
 from glm_accelerate.checkpoint.format import FOLDER, Damaged, place, step_of
 from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.checkpoint.retain import abandon_after

@@ -7,17 +7,18 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from glm_accelerate.assemble.model import complete
+from glm_accelerate.assemble.recipe import ModelFiles, Recipe
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.types import IGNORED, Batch, Step
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.static import make_moments
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
@@ -79,7 +80,7 @@ def _job(said: dict[str, Any]) -> Job:
 
 
 def _model(config: RunConfig, job: Job, family: Family) -> Decoder:
-    """As train/build.py makes one, with weights that need no drawing."""
+    """As training makes one, but for weights that need no drawing."""
     plain = job.rest if job.base in ("nf4", "int8", "fp8") else job.base
     with torch.device("meta"):
         model = Decoder(job.sizes, Origin(family.name, {}, ""))
@@ -90,10 +91,15 @@ def _model(config: RunConfig, job: Job, family: Family) -> Decoder:
             weight.fill_(0.01 if weight.ndim > 1 else 1.0)
     if job.sizes.tied:
         model.head.weight = model.embed
-    model.compute = getattr(torch, job.compute)
-    model.recompute = job.recompute != "off"
-    adapt(model, config.adapt, config.train.seed)
-    bind_operators(model, compiled=job.form in ("native", "compiled"))
+    recipe = Recipe(
+        ModelFiles(Path(config.model.path)),
+        config.adapt,
+        config.train.seed,
+        compute=getattr(torch, job.compute),
+        recompute=job.recompute != "off",
+        compiled=job.form in ("native", "compiled"),
+    )
+    complete(model, recipe, DEVICE)
     return model.train()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from glm_accelerate.checkpoint.adopt import adopt
 from glm_accelerate.checkpoint.codec import choose
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
-from glm_accelerate.checkpoint.load import INIT_FROM, begun_on, config_of
+from glm_accelerate.checkpoint.origin import INIT_FROM, begun_on, config_of
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config, override, to_yaml

@@ -4,23 +4,22 @@ The order of samples and the randomness of step k on a rank follow from the seed
 generator, no permutation and no packing is stored, and any number of ranks can go on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from glm_accelerate.checkpoint.foreign import Foreign
+from glm_accelerate.assemble.tensors import TensorSource, put, trained
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
 from glm_accelerate.evaluate.decide import Judged, answered
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, load_optimizer_state, optimizer_state, shaped_otherwise
-from glm_accelerate.parallel.part import as_part, local_of, part_of
+from glm_accelerate.parallel.part import as_part, part_of
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.spike import Level, follow
@@ -122,45 +121,6 @@ class Progress:
         )
 
 
-class Source(Protocol):
-    """Where tensors come from: a checkpoint's Reader, or what a stock checkpoint came to."""
-
-    def names(self, group: str) -> list[str]: ...
-
-    def tensor(
-        self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Whole tensors as a source."""
-
-    groups: Mapping[str, Mapping[str, Tensor]]
-
-    @staticmethod
-    def of(foreign: Foreign) -> "Held":
-        return Held({WEIGHTS: foreign.weights, OPTIMIZER: foreign.optimizer})
-
-    def names(self, group: str) -> list[str]:
-        return list(self.groups[group])
-
-    def tensor(
-        self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        found = self.groups[group][name]
-        if offset is not None and shape is not None:
-            found = found[
-                tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
-            ]
-        return found.clone()  # an optimizer goes on with what it is given
-
-
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What training moves, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
 def moved(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Pieces:
     """The parts of weights and moments for which this rank answers."""
     weights = trained(model)
@@ -169,24 +129,24 @@ def moved(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Pieces:
 
 
 def restore(
-    source: Source, model: nn.Module, optimizer: Optimizer, ranks: Ranks, where: object, *, begun: bool = True
+    source: TensorSource,
+    model: nn.Module,
+    optimizer: Optimizer,
+    ranks: Ranks,
+    where: object,
+    *,
+    begun: bool = True,
 ) -> None:
     """Put weights and moments back, of whatever number of ranks they came from.
 
     `begun`: some step was applied. Before that, while a loss scale comes down, there are no moments.
     """
-    weights = trained(model)
-    if weights.keys() != set(source.names(WEIGHTS)):
-        odd = sorted(weights.keys() ^ set(source.names(WEIGHTS)))
-        raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
     if begun and not source.names(OPTIMIZER):
         raise UserError(
             "holds weights only: a run cannot go on from it", where=where, cure="a new run with --init-from"
         )
-    with torch.no_grad():
-        for name, parameter in weights.items():
-            part = part_of(parameter, ranks)
-            local_of(parameter).copy_(source.tensor(WEIGHTS, name, part.offset, part.local.shape))
+    put(model, source, where, ranks)
+    weights = trained(model)
     moments: dict[str, Tensor] = {}
     for key in source.names(OPTIMIZER):
         name, _, moment = key.partition("::")

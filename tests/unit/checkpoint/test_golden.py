@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.checkpoint.format import verify
-from glm_accelerate.checkpoint.load import open_model
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.demo.tiny import Size, write_tiny
 

@@ -8,9 +8,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from glm_accelerate.assemble.tensors import put
+from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.rebuild import glm_examiner, put
+from glm_accelerate.evaluate.rebuild import glm_examiner
 from glm_accelerate.evaluate.results import Request
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.run import train
@@ -99,12 +101,12 @@ def test_what_does_not_fit_is_named(tiny_run: Said, tmp_path: Path) -> None:
     examiner = glm_examiner(run, "cpu")
     next(iter(examiner.model.parameters())).requires_grad_(True)
     with pytest.raises(UserError, match="trains other tensors"):
-        put(examiner.model, snapshot)
+        put(examiner.model, Reader(snapshot), snapshot)
     model = glm_examiner(run, "cpu").model
     narrow = next(parameter for parameter in model.parameters() if parameter.requires_grad)
     narrow.data = narrow.data[:1]
     with pytest.raises(UserError, match=r"this config wants \["):
-        put(model, snapshot)
+        put(model, Reader(snapshot), snapshot)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("rank: 4", "rank: 2"))
     with pytest.raises(UserError, match="another adapt than its run's"):
         glm_examiner(run, "cpu")

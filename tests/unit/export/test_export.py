@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from glm_accelerate.checkpoint.load import open_model
+from glm_accelerate.assemble.model import open_model
 from glm_accelerate.export.directory import new_directory
 from glm_accelerate.export.export import export
 from glm_accelerate.models.weights import load_model

@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from glm_accelerate.assemble.tensors import WholeTensors
+from glm_accelerate.checkpoint import format
 from glm_accelerate.checkpoint.pickled import GROUPS, unpickle_apart
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.models.adapt import adapt
@@ -51,6 +53,11 @@ class Foreign:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]  # `name::moment`
     notes: list[str]  # what is not as an uninterrupted stock run would have it
+
+    @property
+    def source(self) -> WholeTensors:
+        """As `put` and an optimizer read them."""
+        return WholeTensors({format.WEIGHTS: self.weights, format.OPTIMIZER: self.optimizer})
 
 
 def is_foreign(directory: Path) -> bool:

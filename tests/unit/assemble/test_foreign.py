@@ -24,8 +24,8 @@ from transformers import (
 )
 from transformers.trainer import PrinterCallback
 
-from glm_accelerate.checkpoint import foreign
-from glm_accelerate.checkpoint.foreign import Foreign, is_foreign, read_foreign
+from glm_accelerate.assemble import foreign
+from glm_accelerate.assemble.foreign import Foreign, is_foreign, read_foreign
 from glm_accelerate.checkpoint.pickled import unpickle
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.models.adapt import adapt

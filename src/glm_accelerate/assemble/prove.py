@@ -1,0 +1,43 @@
+"""All proofs of a config from its files alone, before anything is trained."""
+
+import torch
+
+from glm_accelerate.assemble.model import assemble
+from glm_accelerate.assemble.recipe import ModelFiles, Recipe
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.inputs import open_inputs
+from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.locate import locate
+from glm_accelerate.models.weights import read_config
+from glm_accelerate.prove.proof import Proof
+from glm_accelerate.prove.start import prove_inputs, prove_model
+from glm_accelerate.runtime.device import pick_device
+
+
+def prove_config(config: RunConfig) -> list[Proof]:
+    """With the model that training would begin on."""
+    directory = locate(config.model.path)
+    inputs = open_inputs(config.data, directory)
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    quantized = kind_of(config.adapt)
+    recipe = Recipe(
+        ModelFiles(directory), config.adapt, dtype=dtype, quantized=quantized, compute=_compute(config)
+    )
+    device = _device_for(kept_bytes(read_config(directory)[1], dtype, quantized))
+    model, _ = assemble(recipe, device)
+    return [*prove_inputs(config, inputs, directory), *prove_model(config, model, inputs.tokenizer)]
+
+
+def _compute(config: RunConfig) -> torch.dtype | None:
+    """What the config asks for; narrow products are proven in float32."""
+    asked = config.precision.compute
+    if asked == "auto":
+        return None
+    return torch.float32 if asked in ("float16", "fp8") else getattr(torch, asked)
+
+
+def _device_for(size: int) -> torch.device:
+    """Where training will run: what is proven on a CPU says nothing about the kernels of a GPU."""
+    device = pick_device()
+    fits = device.type == "cpu" or size < torch.cuda.mem_get_info(device)[0]
+    return device if fits else torch.device("cpu")  # several GPUs will share it, and a proof needs only one

@@ -1,0 +1,78 @@
+"""Trained tensors into a model that has a place for each of them: the one way for all who do it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from glm_accelerate.checkpoint.format import WEIGHTS
+from glm_accelerate.parallel.part import part_of
+from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.parallel.shard import free
+from glm_accelerate.runtime.errors import UserError
+
+
+class TensorSource(Protocol):
+    """Where tensors come from: a checkpoint's Reader, or tensors in memory."""
+
+    def names(self, group: str) -> list[str]:
+        """The tensors of a group."""
+        ...
+
+    def shapes(self, group: str) -> Mapping[str, tuple[int, ...]]:
+        """Those of the whole tensors."""
+        ...
+
+    def tensor(
+        self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """A tensor, or the region of it that begins at `offset`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTensors:
+    """Tensors in memory as a source."""
+
+    groups: Mapping[str, Mapping[str, Tensor]]
+
+    def names(self, group: str) -> list[str]:
+        """The tensors of a group."""
+        return list(self.groups[group])
+
+    def shapes(self, group: str) -> Mapping[str, tuple[int, ...]]:
+        """Those of the whole tensors."""
+        return {name: tuple(tensor.shape) for name, tensor in self.groups[group].items()}
+
+    def tensor(
+        self, group: str, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """A copy: an optimizer goes on with what it is given."""
+        whole = self.groups[group][name]
+        if offset is not None and shape is not None:
+            region = (slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+            whole = whole[tuple(region)]
+        return whole.clone()
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What training moves, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def put(model: nn.Module, source: TensorSource, where: object, ranks: Ranks = ALONE) -> None:
+    """A source's weights into the model; each rank reads its own part alone."""
+    free(model)  # first: what a forward pass has gathered are other parameters, of other weights
+    places, shapes = trained(model), source.shapes(WEIGHTS)
+    if odd := sorted(places.keys() ^ shapes.keys()):
+        raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
+    for name, parameter in places.items():
+        if shapes[name] != tuple(parameter.shape):
+            wanted = list(parameter.shape)
+            raise UserError(f"{name} is {list(shapes[name])}, this config wants {wanted}", where=where)
+    for name, parameter in places.items():
+        part = part_of(parameter, ranks)
+        part.local.copy_(source.tensor(WEIGHTS, name, part.offset, part.local.shape))
