@@ -22,6 +22,7 @@ LINK = 2e10  # bytes a second between device and host, or between devices: PCIe 
 GLOO = 5e8  # bytes a second between processes of one host, as gloo brings them
 STARTED = 2e-4  # seconds that a block's kernels take to start, forward and backward
 STARTED_CPU = 5e-3  # ... what a pass takes for a block on a CPU however few its tokens, where not measured
+FIRST_CPU = 1.5  # ... and what the first pass takes more than others
 KEPT = {
     "float32": 4.0,
     "bfloat16": 2.0,
@@ -61,7 +62,7 @@ def speed_of(hardware: Hardware, compute: str) -> Speed | None:
     if hardware.device == "cpu":
         each, threads = core_speed(hardware, compute), hardware.threads or hardware.cores
         said = f"{threads} threads at {each / 1e12:g} TFLOP/s, assumed"
-        return Speed(threads * each, CPU_BANDWIDTH, said, started=STARTED_CPU)
+        return Speed(threads * each, CPU_BANDWIDTH, said, FIRST_CPU, STARTED_CPU)
     device = known(hardware.name)
     if device is None or device.products is None or device.bandwidth is None:
         return None
