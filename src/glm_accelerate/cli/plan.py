@@ -48,13 +48,15 @@ def run(args: argparse.Namespace) -> int:
 
     from rich.console import Console
 
+    from glm_accelerate.cli.progress import watching
     from glm_accelerate.plan import report
     from glm_accelerate.plan.probe import measured_ground
     from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
     from glm_accelerate.plan.unusual import unusual
     from glm_accelerate.plan.weigh import advise, duration
 
-    ground = measured_ground(config, ground_of(config, _hardware(args), args.gpus))
+    with watching() as watch:
+        ground = measured_ground(config, ground_of(config, _hardware(args), args.gpus, watch), watch)
     plan, weighed = plan_and_weigh(config, ground)
     taken = duration(weighed, args.tokens_per_second)
     advice, code = (None, 0) if weighed.memory.fits else (advise(weighed), 2)

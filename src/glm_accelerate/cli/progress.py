@@ -22,7 +22,7 @@ from rich.progress import (
 
 SECONDS_BETWEEN_LINES = 5.0
 
-Watch = Callable[[str, int, int], None]  # what, how much is done, of how much
+Watch = Callable[[str, int, int], None]  # what, how much is done, of how much; 0: cannot be counted
 Words = Callable[[str, int, int, float], str]  # the same, and how much a second
 
 
@@ -59,6 +59,9 @@ class Lines:
         self._said = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        if not total:
+            _name(self._console, what)
+            return
         now = self._clock()
         began = self._began.setdefault(what, now)
         if now - self._said < self._seconds or not done or now == began:
@@ -68,6 +71,11 @@ class Lines:
         left = timedelta(seconds=round((total - done) / rate))
         said = f"{self._words(what, done, total, rate)}, {left} left"
         self._console.print(said, highlight=False, soft_wrap=True)
+
+
+def _name(console: Console, what: str) -> None:
+    """Of what cannot be counted."""
+    console.print(f"{what} ...", style="dim", highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -84,6 +92,9 @@ def _showing(
 
     def watch(what: str, done: int, total: int) -> None:
         nonlocal bars
+        if not total:
+            _name(console, what)
+            return
         if bars is None and done < total:
             bars = Progress(*columns, console=console, transient=True)
             bars.start()

@@ -4,6 +4,9 @@ Training is `train` on a config file, as it is for anybody; only the sizes are s
 """
 
 import json
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -45,14 +48,15 @@ checkpoint: {{every: {every}}}
 evaluate: {{every: {every}, metrics: [loss, exact_match], max_new_tokens: {longest}}}
 """
 
+COMMAND = "glm-accelerate"
 NEXT = """\
 With your own data, one conversation a line · 换成您自己的数据，每行一段对话:
 
-  {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+  {{"messages": [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]}}
 
-  glm-accelerate data  preset:glm4-9b-0414-lora data.train=my.jsonl
-  glm-accelerate train preset:glm4-9b-0414-lora data.train=my.jsonl --run runs/my
-  glm-accelerate chat  runs/my
+  {command} data  preset:glm4-9b-0414-lora data.train=my.jsonl model.path=/models/GLM-4-9B-0414
+  {command} train preset:glm4-9b-0414-lora data.train=my.jsonl model.path=/models/GLM-4-9B-0414 --run runs/my
+  {command} chat  runs/my
 
 """
 
@@ -75,9 +79,16 @@ def show(directory: Path, steps: int, console: Console) -> bool:
     verdict = "Solved · 完成" if solved else f"Not solved ({SOLVED:.0%} are wanted) · 未完成"
     _say(console, f"answered to the letter: {first:.1%} of the held-out questions before, {last:.1%} after")
     _say(console, Text(f"{verdict}\n", "bold green" if solved else "bold red"))
-    _say(console, f"Ask it yourself · 亲自试试:\n\n  glm-accelerate chat {directory}\n")
-    _say(console, NEXT)
+    command = _command()
+    _say(console, f"Ask it yourself · 亲自试试:\n\n  {command} chat {directory}\n")
+    _say(console, NEXT.format(command=command))
     return solved
+
+
+def _command() -> str:
+    """As it can be typed here: whoever has only made the demo is in no environment."""
+    beside = Path(sys.executable).with_name(COMMAND)
+    return COMMAND if shutil.which(COMMAND) or not beside.is_file() else os.path.relpath(beside)
 
 
 def write_all(directory: Path, steps: int) -> list[Example]:

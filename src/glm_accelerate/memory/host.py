@@ -32,8 +32,11 @@ def host_items(job: Job, moved: int) -> list[Item]:
         )
         items.append(Item("evaluator", PROCESS + whole, "another process with a model of its own", "host"))
     if job.process and job.shards > 1:
-        travels = 3 * WIDE * sum(weight.part(1) for weight in trained(job))
-        items.append(Item("gloo", travels, "assumed: three copies of the gradients that travel", "host"))
+        copies = 1 + 3 / job.ranks
+        travels = int(copies * WIDE * sum(weight.part(1) for weight in trained(job)))
+        items.append(
+            Item("gloo", travels, f"assumed: {copies:.2g} copies of the gradients that travel", "host")
+        )
     if "optimizer" in job.offload:
         wide = weights + state + weights // (2 if job.passes == 1 else 1)
         items.append(Item("optimizer", wide, "offloaded: float32 weights, moments, gradients", "host"))

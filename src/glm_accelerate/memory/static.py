@@ -51,7 +51,8 @@ class Rehearsal:
     def said(self) -> str:
         """For the start of a run."""
         fits = f"the largest pass fits: {self.positions:,} positions, of step {self.step:,}"
-        return f"{fits}; {self.passes} passes rehearsed in {self.seconds:.1f} s"
+        passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
+        return f"{fits}; {passes} rehearsed in {self.seconds:.1f} s"
 
 
 def rehearse(

@@ -61,7 +61,7 @@ def speed_of(hardware: Hardware, compute: str) -> Speed | None:
     """What is assumed of a device; None where nothing is known of it."""
     if hardware.device == "cpu":
         each, threads = core_speed(hardware, compute), hardware.threads or hardware.cores
-        said = f"{threads} threads at {each / 1e12:g} TFLOP/s, assumed"
+        said = f"{threads} thread{'s' if threads > 1 else ''} at {each / 1e12:g} TFLOP/s, assumed"
         return Speed(threads * each, CPU_BANDWIDTH, said, FIRST_CPU, STARTED_CPU)
     device = known(hardware.name)
     if device is None or device.products is None or device.bandwidth is None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,7 +53,9 @@ class Answer:
     first: float
 
 
-def measured_ground(config: RunConfig, ground: Ground) -> Ground:
+def measured_ground(
+    config: RunConfig, ground: Ground, progress: Callable[[str, int, int], None] | None = None
+) -> Ground:
     """The ground with what was measured on it, where a run is long enough to be worth it. What is measured
     may tell that compiling pays after all: then it is measured again.
     """
@@ -67,7 +70,7 @@ def measured_ground(config: RunConfig, ground: Ground) -> Ground:
         slow = Speed(CORE_PLAIN * (hardware.threads or hardware.cores), 1e12, "")
         if run_seconds(job, weighed.ladder.work, slow) < WORTH:
             break
-        found = _measure(config, job, slow, hardware.free_bytes)
+        found = _measure(config, job, slow, hardware.free_bytes, progress or _silent)
         if found is None:
             break
         core = found.products / (hardware.threads or hardware.cores)
@@ -102,14 +105,16 @@ def _work(job: Job) -> Work:
     return Work(job.passes * float(job.pass_tokens), job.passes * seen, job.passes * float(job.learnt), 1)
 
 
-def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> MachineMeasurement | None:
+def _measure(
+    config: RunConfig, job: Job, slow: Speed, free: int, progress: Callable[[str, int, int], None]
+) -> MachineMeasurement | None:
     small, work = short(job, slow)
     tensors = estimate(small).allocated
     if small.offload or 2 * tensors > free:
         return None
     parts = absolute(config).model_dump(mode="json", include=PARTS, exclude={"optim": RATES})
     asked = {"config": parts, "job": asdict(small) | {"offload": []}}
-    said = _ask(json.dumps(asked, sort_keys=True))
+    said = _ask(json.dumps(asked, sort_keys=True), progress)
     if said is None:
         return None
     # Operations, as the forecast counts them: of the blocks, and of the head.
@@ -129,7 +134,11 @@ def _measure(config: RunConfig, job: Job, slow: Speed, free: int) -> MachineMeas
     )
 
 
-def _ask(asked: str) -> Answer | None:
+def _silent(what: str, done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def _ask(asked: str, progress: Callable[[str, int, int], None] = _silent) -> Answer | None:
     """The child's answer, from before if it has been asked."""
     machine = "\n".join([torch.__version__, str(torch.get_num_threads()), *sorted(processor_flags())])
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
@@ -140,6 +149,7 @@ def _ask(asked: str) -> Answer | None:
         return None
     with suppress(OSError, ValueError, TypeError):  # none, or a damaged one
         return Answer(**json.loads(kept.read_bytes()))
+    progress("measuring what training takes here (kept for runs of this model and config)", 0, 0)
     # No module of where we happen to be; and what is wrong will be told by the run itself.
     command = [sys.executable, "-P", "-c", f"{BEGIN}; from {CHILD} import main; main()"]
     try:

@@ -22,7 +22,7 @@ from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.evaluate.metrics import metric_names
 from glm_accelerate.models.adapt.files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
-from glm_accelerate.models.weights import read_config
+from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.observe.events import last_attempt
 from glm_accelerate.observe.sinks import require_packages
 from glm_accelerate.parallel.ranks import Ranks
@@ -83,6 +83,10 @@ def settle(
     ranks.decide(lambda: require_packages(config.observe.sinks))
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
+    if source is None:
+        ranks.decide(
+            lambda: weight_files(model_dir) and None
+        )  # whose lack is told before anything takes long
     ranks.doing.phase = "preparing data"
     mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).mended)
     place = launched()
@@ -92,7 +96,7 @@ def settle(
         ranks.decide(lambda: _require_alike(source, model_dir, inputs))
 
     def make_plan() -> dict[str, Any]:
-        ground = measured_ground(config, Ground(family, sizes, inputs, detect(), ranks.count))
+        ground = measured_ground(config, Ground(family, sizes, inputs, detect(), ranks.count), on_read)
         try:
             kept = _as_before(config, directory, choice, ranks.count)
             return asdict(_with_true_reasons(fitting_plan(kept, ground), config, kept))

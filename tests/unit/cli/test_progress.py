@@ -37,3 +37,12 @@ def test_a_terminal_has_a_bar_that_goes_away() -> None:
         count("held-out loss", 100, 4000)  # the next one may have another size
     assert isinstance(console.file, io.StringIO)
     assert "held-out loss" in console.file.getvalue()
+
+
+def test_what_cannot_be_counted_is_named() -> None:
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100, no_color=True)
+        with counting(console) as count:
+            count("measuring", 0, 0)
+        assert isinstance(console.file, io.StringIO)
+        assert "measuring ..." in console.file.getvalue()

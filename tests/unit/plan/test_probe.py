@@ -41,11 +41,15 @@ def test_a_run_is_measured_once_and_planned_with_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "json.py").write_text("raise SystemExit('a module of where we happen to be')")
     ground = ground_of(on_cpu, replace(detect(), device="cpu"))
-    (found,) = measured_ground(on_cpu, ground).measured
+    heard: list[str] = []
+    (found,) = measured_ground(on_cpu, ground, lambda what, done, total: heard.append(what)).measured
+    assert [what.split()[0] for what in heard] == ["measuring"]
     assert found is not None
     assert 2**26 < found.process < 2**32
     monkeypatch.setattr(probe, "CHILD", "no.such.module")
-    again = measured_ground(override(on_cpu, ["optim.learning_rate=1.0e-4"]), ground)
+    slower = override(on_cpu, ["optim.learning_rate=1.0e-4"])
+    again = measured_ground(slower, ground, lambda what, done, total: heard.append(what))
+    assert len(heard) == 1
     assert again.measured == (found,)
     assert again.hardware.core_products * (ground.hardware.threads or 1) == pytest.approx(found.products)
     plan, weighed = plan_and_weigh(on_cpu, again)
@@ -116,7 +120,7 @@ def test_the_form_that_is_planned_is_the_one_that_was_measured(
     monkeypatch.setattr(resolve, "WORTH_NATIVE", 1e-3)
     ground = ground_of(on_cpu, replace(detect(), device="cpu"))
 
-    def ask(asked: str) -> Answer:
+    def ask(asked: str, progress: object) -> Answer:
         whole = 1.0 if json.loads(asked)["job"]["form"] == "eager" else 1e-9
         return Answer(2**29, whole, whole / 2, 0.9 * whole, whole)
 
