@@ -56,6 +56,17 @@ class Speed:
     started: float = 0.0  # seconds that a pass takes for a block however few tokens it has
     head: float | None = None  # products a second of the head and its loss; None: as in blocks
 
+    def shared(self, part: float) -> "Speed":
+        """Of a process that has so much of the time of its cores."""
+        head = None if self.head is None else self.head * part
+        return replace(
+            self,
+            products=self.products * part,
+            head=head,
+            first=self.first / part,
+            started=self.started / part,
+        )
+
 
 def speed_of(hardware: Hardware, compute: str) -> Speed | None:
     """What is assumed of a device; None where nothing is known of it."""

@@ -50,8 +50,12 @@ class Ground:
 
     def speed(self, compute: str, form: Form) -> Speed | None:
         """Of one process: as measured, else as assumed."""
-        measured = self.measurement(form)
-        return speed_of(self.hardware, compute) if measured is None else measured.speed
+        measured, hardware = self.measurement(form), self.hardware
+        speed = speed_of(hardware, compute) if measured is None else measured.speed
+        wanted = self.ranks * (hardware.threads or hardware.cores)
+        if speed is None or hardware.device != "cpu" or wanted <= hardware.cores:
+            return speed
+        return speed.shared(hardware.cores / wanted)
 
 
 def ground_of(

@@ -57,7 +57,7 @@ class Ladder:
     room: int  # bytes of a device that may be used
     micro_tokens: int  # of passes by which padding is judged
     _passes: dict[tuple[str, int, int], Largest] = field(default_factory=dict[tuple[str, int, int], Largest])
-    _padding: dict[str, float] = field(default_factory=dict[str, float])
+    _padding: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
     _estimates: dict[Job, Estimate] = field(default_factory=dict[Job, Estimate])
 
     def cheapest(self, setting: Setting, levers: Sequence[Lever], most: int = DEVICES) -> Found | None:
@@ -151,10 +151,10 @@ class Ladder:
         return replace(setting, job=replace(job, **sizes, passes=passes))
 
     def _seconds(self, setting: Setting) -> float:
-        batching = setting.batching
-        if batching not in self._padding:
-            self._padding[batching] = self.load.padding(batching, self.micro_tokens)
-        return run_seconds(setting.job, self.work, self.speed, self._padding[batching])
+        key = (setting.batching, setting.job.ranks)
+        if key not in self._padding:
+            self._padding[key] = self.load.padding(setting.batching, self.micro_tokens, setting.job.ranks)
+        return run_seconds(setting.job, self.work, self.speed, self._padding[key])
 
     def _about(self, setting: Setting, options: Sequence[Option]) -> float:
         """Bytes needed, from two models of few layers: what memory adds a layer is the same for each."""

@@ -54,14 +54,17 @@ class Load:
             ranks=ranks,
         )
 
-    def padding(self, batching: str, micro_tokens: int) -> float:
-        """How many positions are computed for each token: 1 without padding."""
-        if batching == "pack":
+    def padding(self, batching: str, micro_tokens: int, ranks: int = 1) -> float:
+        """How many positions are computed for each token, 1 without padding, as if each of several ranks had
+        as many as the one with the most, for which the others wait.
+        """
+        if batching == "pack" and ranks == 1:
             return 1.0  # but for the rest of a row, which is cut
         steps = self.order.epoch(0)
         area = tokens = 0
         for place in np.linspace(0, len(steps) - 1, min(SAMPLED, len(steps))).round().astype(int):
             lengths: Sequence[int] = self.order.lengths[steps[place]].tolist()
             tokens += sum(lengths)
-            area += sum(one.area for own in arranged(lengths, batching, micro_tokens, 1) for one in own)
+            shares = arranged(lengths, batching, micro_tokens, ranks)
+            area += ranks * max(sum(one.area for one in own) for own in shares)
         return area / tokens

@@ -68,3 +68,23 @@ def test_a_source_counts_as_often_as_it_is_drawn() -> None:
     assert work.tokens == pytest.approx(int(lengths[drawn].sum()), rel=0.01)
     assert work.pairs == pytest.approx(pairs(lengths[drawn]), rel=0.01)
     assert work.targets == pytest.approx(int((lengths // 3)[drawn].sum()), rel=0.01)
+
+
+def test_ranks_wait_for_the_one_with_the_most() -> None:
+    lengths = np.array([640, 64, 64, 64], dtype=np.int32)
+    load = Load(Order(lengths, ((0, 4, 1.0),), 0, 4, None), lengths, 1, 1)
+    assert load.padding("pack", 1024, 2) == 2 * 640 / 832
+
+
+def test_ranks_on_a_cpu_share_its_cores_and_carry_what_they_send() -> None:
+    job, core = Job(NINE, method="full", device="cpu", pass_tokens=8192), Speed(2e11, 2e10, "")
+    one, two = run_seconds(job, WORK, core), run_seconds(replace(job, ranks=2), WORK, core)
+    assert one / 2 < two < one
+    assert run_seconds(replace(job, ranks=2), WORK, core.shared(0.5)) > one
+
+
+def test_the_head_has_a_speed_of_its_own() -> None:
+    job = Job(NINE, device="cpu", pass_tokens=8192)
+    plain, slow = (run_seconds(job, WORK, replace(CARD, head=head)) for head in (None, 1e14))
+    blocks = run_seconds(job, replace(WORK, targets=0.0), CARD)
+    assert slow - blocks == pytest.approx(4 * (plain - blocks))
