@@ -8,6 +8,7 @@ from pathlib import Path
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.parallel.ranks import joined, peer_ended
+from glm_accelerate.runtime.env import few_kernels
 from glm_accelerate.train.build import Built, built
 from glm_accelerate.train.loop import loop
 from glm_accelerate.train.saver import AFTER_A_RANK, MOMENT
@@ -46,6 +47,7 @@ def train(
 
     `on_read` hears of data being prepared, `on_built` of the plan and the proofs before the first step.
     """
+    few_kernels()  # as the command does: heard until oneDNN makes its first
     directory = Path(directory)
     began = time.perf_counter()
     with joined() as ranks, built(config, directory, start, observers, on_read, ranks) as ready:
