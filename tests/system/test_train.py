@@ -72,6 +72,16 @@ def steps(run: Path) -> dict[int, tuple[float, float, float]]:
     }
 
 
+def test_a_run_from_python_keeps_few_kernels(
+    tiny_run: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one from the command line does: else memory climbs with every length of a step."""
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    go(tiny_run, tmp_path / "run", train={"steps": 1, "step_samples": 4})
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
+
+
 @pytest.fixture
 def command(tiny_run: Said, tmp_path: Path) -> list[str]:
     """The shell command of the run, with its config in a file."""
