@@ -107,6 +107,15 @@ def test_lower_floors_never_import_higher_ones() -> None:
     assert offences(check) == []
 
 
+def test_no_two_public_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in module.nodes:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module.at(node, node.name))
+    assert [found for found in places.values() if len(found) > 1] == []
+
+
 def test_imports_are_absolute_and_never_of_everything() -> None:
     def check(module: Module) -> Iterator[str]:
         for node in module.nodes:

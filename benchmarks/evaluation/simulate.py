@@ -12,12 +12,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from glm_accelerate.evaluate.choice import Choice, choose
+from glm_accelerate.evaluate.choice import SampleOrder, choose
 from glm_accelerate.evaluate.decide import Judged, best, finalists, judge
 from glm_accelerate.evaluate.exam import Items
 from glm_accelerate.evaluate.intervals import loss_interval, paired
 from glm_accelerate.evaluate.looks import level_of, verdict
-from glm_accelerate.evaluate.results import Comparison, Interval, Result, Verdict
+from glm_accelerate.evaluate.results import Comparison, EvaluationResult, Interval, Verdict
 
 Floats = NDArray[np.float64]
 LONGEST = 2048  # what samples are cut to
@@ -36,10 +36,10 @@ class Population:
         choice = self.choice(seed)
         return self.items(choice), choice.strata
 
-    def choice(self, seed: int) -> Choice:
+    def choice(self, seed: int) -> SampleOrder:
         return choose(self.targets_N.astype(np.int64), self.sources_N, seed)
 
-    def items(self, choice: Choice) -> Items:
+    def items(self, choice: SampleOrder) -> Items:
         return Items(self.losses_N[choice.order], self.targets_N[choice.order])
 
     @property
@@ -239,7 +239,7 @@ def ours(
         loss, _ = loss_interval(
             Items(losses_SN[step, : measured[step]], targets_N[: measured[step]]), strata, total
         )
-        result = Result(
+        result = EvaluationResult(
             step, "plan", 0, "done", loss, samples=int(measured[step]), total=total, against=compared
         )
         judged[step] = judge(result, judged)

@@ -19,7 +19,7 @@ from glm_accelerate.bench.breakdown import profiled
 from glm_accelerate.bench.peak import peak
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import pack
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.adapt.quantized import quantize
 from glm_accelerate.models.bind import bound
@@ -121,7 +121,7 @@ def one(model: Decoder, optimizer: AdamW, step: Step, device: torch.device) -> f
 
 
 def packed(taken: Sequence[Tokens], number: int, row: int) -> Step:
-    samples = [Sample(each.tokens, each.targets, Place("random", 1)) for each in taken]
+    samples = [Sample(each.tokens, each.targets, FilePlace("random", 1)) for each in taken]
     batches = tuple(collate(made, samples) for made in pack([len(each) for each in samples], row))
     tokens, targets = sum(batch.tokens for batch in batches), sum(batch.targets for batch in batches)
     return Step(number, 0, batches, tuple(range(len(samples))), tokens, targets)

@@ -17,7 +17,7 @@ from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.model import GLM_4_9B_0414, TINY, random_decoder
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import Arrangement, aligned
-from glm_accelerate.data.types import Batch, Place, Sample
+from glm_accelerate.data.types import Batch, FilePlace, Sample
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
@@ -115,7 +115,7 @@ def packed(model: Decoder, documents: list[Tensor]) -> Outputs:
 
 def sample(tokens: Tensor) -> Sample:
     learnt = np.ones(len(tokens), dtype=bool)
-    return Sample(tokens.numpy().astype(np.int32), learnt, Place("random", 1))
+    return Sample(tokens.numpy().astype(np.int32), learnt, FilePlace("random", 1))
 
 
 def compare(family: str, dtype: torch.dtype, ours: Outputs, theirs: Outputs, exact: Outputs) -> Finding:

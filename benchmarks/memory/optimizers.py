@@ -27,7 +27,7 @@ from benchmarks.race.report import Origin, origin, publish
 from glm_accelerate.config.schema import OptimSection
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.evaluate.score import held_out_loss
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
@@ -133,7 +133,7 @@ def language(seed: int, length: int) -> Iterator[Sample]:
         words = [int(draw.integers(WORDS // 8))]
         for choice in draw.integers(0, FOLLOWERS, length - 1):
             words.append(int(follow[words[-1], choice]))
-        yield Sample(np.array(words, np.int32), np.ones(length, np.bool_), Place("made", 1))
+        yield Sample(np.array(words, np.int32), np.ones(length, np.bool_), FilePlace("made", 1))
 
 
 def steps_of(seed: int, count: int) -> Iterator[Step]:

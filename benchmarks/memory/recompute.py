@@ -22,7 +22,7 @@ import torch
 from benchmarks.memory.recompute_picture import Line, picture
 from benchmarks.memory.recompute_side import Size, Task, Took
 from benchmarks.race.report import Origin, origin, publish
-from glm_accelerate.memory.chain import Block, Option, Plan, Segment, cost, keep_of
+from glm_accelerate.memory.chain import BlockCosts, BlockOption, Plan, Segment, cost, keep_of
 from glm_accelerate.memory.recompute import choose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def run(task: Task) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def settings(chain: Sequence[Block], budgets: Sequence[float]) -> list[Setting]:
+def settings(chain: Sequence[BlockCosts], budgets: Sequence[float]) -> list[Setting]:
     """Everything first, on both sides: the others are compared with it."""
     last, count = chain[-1], len(chain) - 1
 
@@ -150,11 +150,11 @@ def rows(asked: Sequence[Setting], results: Sequence[Sequence[Took]]) -> list[Ro
     return found
 
 
-def block_of(said: dict[str, Any]) -> Block:
+def block_of(said: dict[str, Any]) -> BlockCosts:
     """What `asdict` made."""
-    options = tuple(Option(**(each | {"keep": keep_of(each["keep"])})) for each in said["options"])
+    options = tuple(BlockOption(**(each | {"keep": keep_of(each["keep"])})) for each in said["options"])
     made: dict[str, Any] = {**said, "options": options}
-    return Block(**made)
+    return BlockCosts(**made)
 
 
 def table(found: Sequence[Row]) -> str:

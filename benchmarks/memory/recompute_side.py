@@ -24,7 +24,7 @@ from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.kernels.rope import rope_table
-from glm_accelerate.memory.chain import Block, Plan
+from glm_accelerate.memory.chain import BlockCosts, Plan
 from glm_accelerate.memory.measure import measure
 from glm_accelerate.memory.recompute import curve
 from glm_accelerate.memory.selective import apply
@@ -152,7 +152,7 @@ class Loss(nn.Module):
         return linear_cross_entropy(self.norm(x_BTH).flatten(0, 1), self.head.weight, labels, self.form)
 
 
-def chain_of(model: Decoder, layout: Layout, size: Size) -> list[Block]:
+def chain_of(model: Decoder, layout: Layout, size: Size) -> list[BlockCosts]:
     """One block measured stands for all, and the loss comes after them."""
     x = torch.randn(size.rows, size.length, size.width).to(torch.bfloat16)
     table = rope_table(layout.positions_BT, size.sizes.rope_width, size.sizes.rope_theta)

@@ -18,7 +18,7 @@ from glm_accelerate.checkpoint.format import read_manifest
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
@@ -40,7 +40,7 @@ def model_of(path: Path) -> tuple[Decoder, torch.optim.Optimizer]:
 def step_of(learnt: bool = True) -> Step:
     """Two samples of ten tokens, with something to learn in them or not."""
     tokens = np.arange(20, 30, dtype=np.int32)
-    samples = [Sample(tokens + at, np.full(10, learnt), Place("made", at)) for at in range(2)]
+    samples = [Sample(tokens + at, np.full(10, learnt), FilePlace("made", at)) for at in range(2)]
     batches = tuple(collate(arrangement, samples) for arrangement in ARRANGE["pack"]([10, 10], 64))
     return Step(1, 0, batches, (0, 1), 20, sum(batch.targets for batch in batches))
 

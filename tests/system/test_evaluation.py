@@ -22,10 +22,10 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.exam import Findings
-from glm_accelerate.evaluate.results import Result
+from glm_accelerate.evaluate.results import EvaluationResult
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.train.run import FRESH, train
-from glm_accelerate.train.run import Result as Ended
+from glm_accelerate.train.run import EvaluationResult as Ended
 from glm_accelerate.train.settle import Start
 
 Said = dict[str, Any]
@@ -475,7 +475,9 @@ def answer_all(run: Path, until: int) -> None:
     """As an evaluator does, for whom all steps are alike."""
     for request in ledger.waiting(run):
         if request.step <= until:
-            result = Result(request.step, request.plan, request.attempt, "done", loss=1.0, samples=4, total=4)
+            result = EvaluationResult(
+                request.step, request.plan, request.attempt, "done", loss=1.0, samples=4, total=4
+            )
             ledger.publish(run, Findings(result))
 
 

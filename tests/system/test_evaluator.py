@@ -24,7 +24,7 @@ from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.beside import Beside
-from glm_accelerate.evaluate.results import Request, Result, plan_hash
+from glm_accelerate.evaluate.results import EvaluationResult, Request, plan_hash
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.run import train
@@ -172,7 +172,7 @@ def answered(run: Path, *requests: Request) -> Callable[[], bool]:
     return lambda: all(ledger.read(run, request.stem) is not None for request in requests)
 
 
-def result_of(run: Path, request: Request) -> Result:
+def result_of(run: Path, request: Request) -> EvaluationResult:
     found = ledger.read(run, request.stem)
     assert found is not None
     return found
@@ -527,7 +527,7 @@ def test_one_that_goes_wrong_costs_itself_alone(run: Path, start: Callable[..., 
     """G7, G8, G10: memory, numbers, bugs and another version: a result each, and the process lives on."""
     beside, step = start(), 0
 
-    def one(mood: str, plan: str = PLAN) -> Result:
+    def one(mood: str, plan: str = PLAN) -> EvaluationResult:
         nonlocal step
         step += 1
         says(run, mood)

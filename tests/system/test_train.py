@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from glm_accelerate.checkpoint.codec import Choice
+from glm_accelerate.checkpoint.codec import CodecChoice
 from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
@@ -314,9 +314,9 @@ def test_compression_begins_when_it_was_found_to_pay(
     monkeypatch.setattr(saver, "WEIGHED", 0.0)
     weighed: list[float] = []
 
-    def weigh(sample: memoryview, item_bytes: int, disk: float, cores: int) -> Choice:
+    def weigh(sample: memoryview, item_bytes: int, disk: float, cores: int) -> CodecChoice:
         weighed.append(disk)
-        return Choice("zstd", "the disk is slow")
+        return CodecChoice("zstd", "the disk is slow")
 
     monkeypatch.setattr(saver, "weigh", weigh)
     run = tmp_path / "run"

@@ -46,7 +46,7 @@ KINDS = ("weight", "bias", "lora_A", "lora_B")
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignCheckpoint:
     """All that a stock checkpoint gives: `optimizer` is empty where its moments could not be matched."""
 
     step: int
@@ -65,7 +65,7 @@ def is_foreign(directory: Path) -> bool:
     return (directory / STATE).is_file()
 
 
-def read_foreign(directory: Path, model_dir: Path, section: AdaptSection, scratch: Path) -> Foreign:
+def read_foreign(directory: Path, model_dir: Path, section: AdaptSection, scratch: Path) -> ForeignCheckpoint:
     """What training goes on from. `scratch`: a directory with room for the optimizer's state for a moment."""
     step, planned = _steps(directory)
     family, sizes, config = read_config(model_dir)
@@ -89,7 +89,7 @@ def read_foreign(directory: Path, model_dir: Path, section: AdaptSection, scratc
             cure="adapt.method=lora or full; or begin a new run",
         )
     optimizer = _moments(directory, sorted(shapes, key=lambda n: _place(n, family)), shapes, scratch, notes)
-    return Foreign(step, weights, optimizer, notes)
+    return ForeignCheckpoint(step, weights, optimizer, notes)
 
 
 def _steps(directory: Path) -> tuple[int, int | None]:

@@ -25,7 +25,7 @@ from glm_accelerate.train.step import update
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StepMeasurement:
     """What one step took and what it learnt from."""
 
     wall: float  # seconds, the wait for its batches included
@@ -75,14 +75,14 @@ class StepFigures:
     recompilations: int  # after it
     first_seconds: float  # of the first step, in which it compiles
     breakdown: Breakdown
-    steps: tuple[Taken, ...]
+    steps: tuple[StepMeasurement, ...]
 
 
 def measure(config: RunConfig, steps: int, warmup: int, say: Say) -> StepFigures:
     """`warmup` steps that don't count, `steps` that do, and one under the profiler."""
     with ready(config, warmup + steps + 1, say) as made:
         run, whole = made.run, warmup + steps + 1
-        memory, compiled, taken = 0, 0, list[Taken]()
+        memory, compiled, taken = 0, 0, list[StepMeasurement]()
         for number in range(warmup + steps):
             say("warming up" if number < warmup else "measuring", number, whole)
             if number == warmup:
@@ -98,7 +98,7 @@ def measure(config: RunConfig, steps: int, warmup: int, say: Say) -> StepFigures
         return _figures(made, taken, warmup, (compiled, after - compiled), memory, spent, best)
 
 
-def take_step(made: Ready) -> Taken:
+def take_step(made: Ready) -> StepMeasurement:
     """The next step of the run, as the loop does it."""
     run = made.run
     began, cpu = time.perf_counter(), time.process_time()
@@ -121,7 +121,7 @@ def take_step(made: Ready) -> Taken:
     run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
     if run.device.type == "cuda":
         torch.cuda.synchronize()  # the update itself is still under way
-    return Taken(
+    return StepMeasurement(
         wall=time.perf_counter() - began,
         cpu=time.process_time() - cpu,
         waited=waited,
@@ -148,7 +148,7 @@ def _compilations() -> int:
 
 def _figures(
     made: Ready,
-    taken: Sequence[Taken],
+    taken: Sequence[StepMeasurement],
     warmup: int,
     compiled: tuple[int, int],
     memory: int,

@@ -14,7 +14,7 @@ from glm_accelerate.checkpoint.format import Kind, read_manifest
 from glm_accelerate.checkpoint.meeting import Meeting, Patience, SaveFailed
 from glm_accelerate.checkpoint.process import WriterEnded, WriterProcess
 from glm_accelerate.checkpoint.staging import Pieces, Staging, in_place, plan
-from glm_accelerate.checkpoint.write import Job, settle, write
+from glm_accelerate.checkpoint.write import SaveJob, settle, write
 from glm_accelerate.runtime.errors import UserError
 
 GRACE = 5.0  # seconds beyond the limit, so that a writer that waits for other ranks can say so itself
@@ -33,7 +33,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SaveOutcome:
     """How a save ended. `bytes`: the first rank's are those of the whole checkpoint, another's its own."""
 
     step: int
@@ -76,7 +76,7 @@ class Checkpointer:
         self._staging: Staging | None = None
         self._writer: WriterProcess | None = None
         self._flight: _Flight | None = None
-        self._ended: list[Outcome] = []
+        self._ended: list[SaveOutcome] = []
 
     def stage(self, groups: Pieces) -> str | None:
         """Make the copy's memory and start the writer. Without it every save is written in place.
@@ -116,13 +116,13 @@ class Checkpointer:
             self._look(1.0)
         return time.perf_counter() - began if wait else blocked
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[SaveOutcome]:
         """The saves that ended since this was last asked."""
         self._look(0.0)
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self, limit: float = math.inf) -> list[Outcome]:
+    def close(self, limit: float = math.inf) -> list[SaveOutcome]:
         """Wait for the save under way as long as it advances, but not longer than `limit` seconds, and let
         everything go.
         """
@@ -134,7 +134,7 @@ class Checkpointer:
         self._release()
         return self.outcomes()
 
-    def _job(self, save: Save) -> Job:
+    def _job(self, save: Save) -> SaveJob:
         self._saves += 1
         meeting = Meeting(
             run=str(self._run),
@@ -146,9 +146,9 @@ class Checkpointer:
             limit=self._limit,
             kind=self._kind,
         )
-        return Job(meeting, self._run_id, self.codec, save.state, save.fingerprints, save.facts)
+        return SaveJob(meeting, self._run_id, self.codec, save.state, save.fingerprints, save.facts)
 
-    def _write_here(self, job: Job, groups: Pieces, began: float) -> float:
+    def _write_here(self, job: SaveJob, groups: Pieces, began: float) -> float:
         size, error = 0, None
         planned = plan(groups)
         try:
@@ -157,7 +157,7 @@ class Checkpointer:
             error = str(failed)
         blocked = time.perf_counter() - began
         path = None if error else job.meeting.target
-        self._ended.append(Outcome(job.meeting.step, path, size, blocked, blocked, error))
+        self._ended.append(SaveOutcome(job.meeting.step, path, size, blocked, blocked, error))
         return blocked
 
     def _send(self, job: bytes) -> None:
@@ -207,7 +207,7 @@ class Checkpointer:
         meeting, blocked = self._flight.meeting, self._flight.blocked
         self._flight = None
         path = None if error else meeting.target
-        self._ended.append(Outcome(meeting.step, path, size, blocked, total, error))
+        self._ended.append(SaveOutcome(meeting.step, path, size, blocked, total, error))
 
     def _end_writer(self) -> None:
         if self._writer is not None:

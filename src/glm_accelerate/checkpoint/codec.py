@@ -46,7 +46,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CodecChoice:
     """A codec and why."""
 
     codec: Literal["none", "zstd"]
@@ -83,26 +83,26 @@ def decode(payload: Bytes, item_bytes: int, size: int) -> bytes:
     return bytes(whole)
 
 
-def choose(asked: Literal["auto", "none", "zstd"], measured: Speeds | None) -> Choice:
+def choose(asked: Literal["auto", "none", "zstd"], measured: Speeds | None) -> CodecChoice:
     """The codec of a run. `auto` compresses only where that is known to save time."""
     if asked == "none":
-        return Choice("none", "as asked")
+        return CodecChoice("none", "as asked")
     if asked == "zstd":
         _zstandard()
-        return Choice("zstd", "as asked")
+        return CodecChoice("zstd", "as asked")
     if find_spec("zstandard") is None:
-        return Choice("none", "zstandard is not installed")
+        return CodecChoice("none", "zstandard is not installed")
     if measured is None:
-        return Choice("none", "nothing is measured yet")
+        return CodecChoice("none", "nothing is measured yet")
     if measured.cores <= 0:
-        return Choice("none", "training leaves no core to compress with")
+        return CodecChoice("none", "training leaves no core to compress with")
     raw = 1000 / measured.disk
     packed = 1000 / (measured.compress * measured.cores) + raw * measured.ratio
     said = f"1 GB takes {packed:.1f} s compressed ({measured.ratio:.2f} of the bytes), {raw:.1f} s as it is"
-    return Choice("zstd" if packed < WORTH * raw else "none", said)
+    return CodecChoice("zstd" if packed < WORTH * raw else "none", said)
 
 
-def weigh(sample: memoryview, item_bytes: int, disk: float, cores: int) -> Choice:
+def weigh(sample: memoryview, item_bytes: int, disk: float, cores: int) -> CodecChoice:
     """What `auto` comes to, from a sample of a run's own tensors, the MB/s its disk took, and free cores."""
     if cores <= 0 or find_spec("zstandard") is None:
         return choose("auto", Speeds(1.0, 1.0, disk, cores))

@@ -34,7 +34,7 @@ WIDEST = 10**15  # stands for offsets that are not known yet: more digits than a
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PieceEntry:
     """A piece as its writer knows it: everything but the items."""
 
     group: str
@@ -60,7 +60,7 @@ class Written:
 class _Block:
     """A box of a piece, and its bytes."""
 
-    part: Part
+    part: PieceEntry
     offset: Shape
     shape: Shape
     payload: memoryview
@@ -75,12 +75,12 @@ class _Ready:
     finite: bool
 
 
-Source = Callable[[Part], memoryview]  # the items of a part, as bytes
+Source = Callable[[PieceEntry], memoryview]  # the items of a part, as bytes
 Encode = Callable[[memoryview, int], bytes]
 
 
 def write_files(
-    directory: Path, parts: Sequence[Part], source: Source, *, rank: int, ranks: int, codec: str
+    directory: Path, parts: Sequence[PieceEntry], source: Source, *, rank: int, ranks: int, codec: str
 ) -> Written:
     """A file for each group of which this rank owns something."""
     files: dict[str, File] = {}
@@ -96,7 +96,7 @@ def write_files(
     return Written(files, tensors, finite)
 
 
-def blocks(part: Part) -> Iterator[tuple[Shape, Shape, int]]:
+def blocks(part: PieceEntry) -> Iterator[tuple[Shape, Shape, int]]:
     """A piece as boxes of at most BLOCK bytes or one row, in order: offset, shape, bytes."""
     axis = next((axis for axis, count in enumerate(part.size) if count > 1), None)
     if axis is None or not part.bytes:
@@ -121,7 +121,7 @@ def encoder(codec: str) -> Encode | None:
 
 
 def _write_file(
-    path: Path, parts: Sequence[Part], source: Source, codec: str
+    path: Path, parts: Sequence[PieceEntry], source: Source, codec: str
 ) -> tuple[File, dict[str, Stored], bool]:
     plain = codec == "none"
     lengths = {part.name: part.bytes if plain else WIDEST for part in parts}
@@ -165,7 +165,7 @@ def _digest_again(path: Path) -> str:
     return whole.hexdigest()
 
 
-def _blocks_of(parts: Sequence[Part], source: Source) -> Iterator[_Block]:
+def _blocks_of(parts: Sequence[PieceEntry], source: Source) -> Iterator[_Block]:
     for part in parts:
         payload, taken = source(part), 0
         for offset, shape, length in blocks(part):
@@ -194,7 +194,7 @@ def _prepared(raw: Iterator[_Block], encode: Encode | None) -> Iterator[tuple[_B
             yield first, ready.result()
 
 
-def _header(parts: Sequence[Part], lengths: dict[str, int], codec: str, room: int = 0) -> bytes:
+def _header(parts: Sequence[PieceEntry], lengths: dict[str, int], codec: str, room: int = 0) -> bytes:
     """The head of a safetensors file, padded to `room` bytes or to the next cache line."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"} if codec == "none" else {"codec": codec}}
     place = 0

@@ -25,14 +25,14 @@ LONGEST_POINTER = 100  # bytes; a full name has fewer
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Candidates:
     """Checkpoints of a run, newest first. The first one passed the cheap checks; the rest may still fail."""
 
     paths: list[Path]
     reasons: list[str]  # what was passed over, and why
 
 
-def candidates(run: Path) -> Found:
+def candidates(run: Path) -> Candidates:
     """What could be gone on from. No file is read whole: damage inside shows when it is read."""
     paths, odd = _listed(run)
     reasons: list[str] = []
@@ -42,8 +42,8 @@ def candidates(run: Path) -> Found:
         except Damaged as error:
             reasons.append(f"passed over: {error}")
             continue
-        return Found(paths[number:], [*reasons, *_about_pointer(path), *_summary(run, odd)])
-    return Found([], [*reasons, *_summary(run, odd)])
+        return Candidates(paths[number:], [*reasons, *_about_pointer(path), *_summary(run, odd)])
+    return Candidates([], [*reasons, *_summary(run, odd)])
 
 
 def require_finite(path: Path, manifest: Manifest) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_accelerate.checkpoint.files import ALIGN, Part, Source
+from glm_accelerate.checkpoint.files import ALIGN, PieceEntry, Source
 from glm_accelerate.checkpoint.format import DTYPES, Piece
 
 Pieces = Mapping[str, Mapping[str, Piece]]  # by group and name
@@ -27,16 +27,16 @@ Pieces = Mapping[str, Mapping[str, Piece]]  # by group and name
 NAMES = {getattr(torch, name): key for key, (name, _) in DTYPES.items()}
 
 
-def plan(groups: Pieces) -> list[tuple[Part, Tensor]]:
+def plan(groups: Pieces) -> list[tuple[PieceEntry, Tensor]]:
     """The parts that a rank writes, each with its tensor, and where their bytes go in a copy."""
-    planned: list[tuple[Part, Tensor]] = []
+    planned: list[tuple[PieceEntry, Tensor]] = []
     place = 0
     for group, name, piece in _each(groups):
         tensor = piece.tensor.detach()
         ends = zip(piece.offset, tensor.shape, piece.shape, strict=True)
         assert all(first + count <= whole for first, count, whole in ends), f"{name} goes beyond its whole"
         length = tensor.numel() * tensor.element_size()
-        part = Part(
+        part = PieceEntry(
             group, name, NAMES[tensor.dtype], piece.shape, piece.offset, tuple(tensor.shape), place, length
         )
         planned.append((part, tensor))
@@ -44,7 +44,7 @@ def plan(groups: Pieces) -> list[tuple[Part, Tensor]]:
     return planned
 
 
-def in_place(planned: list[tuple[Part, Tensor]]) -> Source:
+def in_place(planned: list[tuple[PieceEntry, Tensor]]) -> Source:
     """The bytes of the tensors themselves, one at a time brought to the CPU."""
     tensors = {(part.group, part.name): tensor for part, tensor in planned}
     return lambda part: as_bytes(tensors[part.group, part.name].cpu().contiguous())

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.files import Part, Source, Written, write_files
+from glm_accelerate.checkpoint.files import PieceEntry, Source, Written, write_files
 from glm_accelerate.checkpoint.format import (
     STATE,
     File,
@@ -27,7 +27,7 @@ MARGIN_PER_PART = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SaveJob:
     """One save, as a rank's writer needs to know it besides the tensors."""
 
     meeting: Meeting
@@ -38,7 +38,7 @@ class Job:
     facts: Mapping[str, Any]
 
 
-def write(job: Job, parts: Sequence[Part], source: Source) -> int:
+def write(job: SaveJob, parts: Sequence[PieceEntry], source: Source) -> int:
     """Write this rank's files and see the checkpoint published; the first rank publishes. Returns bytes:
     the first rank's are those of the whole checkpoint, the others' their own. Leaves nothing if it fails.
     """
@@ -79,7 +79,7 @@ def settle(meeting: Meeting, manifest: Manifest) -> int:
     return sum(file.bytes for file in manifest.files.values())
 
 
-def _require_space(directory: Path, parts: Sequence[Part]) -> None:
+def _require_space(directory: Path, parts: Sequence[PieceEntry]) -> None:
     """Refuse to begin what cannot end. (With a codec it needs less, but how much is not known.)"""
     need = MARGIN + sum(part.bytes + MARGIN_PER_PART for part in parts)
     have = shutil.disk_usage(directory).free
@@ -87,7 +87,7 @@ def _require_space(directory: Path, parts: Sequence[Part]) -> None:
         raise SaveFailed(f"no room: needs {need:,} bytes, {have:,} are free")
 
 
-def _merge(job: Job, mine: Written) -> Manifest:
+def _merge(job: SaveJob, mine: Written) -> Manifest:
     """What all ranks wrote as one manifest."""
     state = json.dumps(job.state, indent=2, allow_nan=False).encode()
     write_synced(job.meeting.directory / STATE, state)

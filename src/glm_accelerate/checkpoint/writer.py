@@ -15,27 +15,27 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from glm_accelerate.checkpoint.files import Part
+from glm_accelerate.checkpoint.files import PieceEntry
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
-from glm_accelerate.checkpoint.write import Job, write
+from glm_accelerate.checkpoint.write import SaveJob, write
 from glm_accelerate.runtime.orphan import end_with_parent
 from glm_accelerate.runtime.stopped import stop_signals
 
 NICENESS = 5  # training goes first
 
 
-def parse_job(said: dict[str, Any]) -> Job:
+def parse_job(said: dict[str, Any]) -> SaveJob:
     """What `asdict` made of a job, back from JSON."""
-    return Job(meeting=Meeting(**said.pop("meeting")), **said)
+    return SaveJob(meeting=Meeting(**said.pop("meeting")), **said)
 
 
-def parse_parts(said: list[dict[str, Any]]) -> list[Part]:
+def parse_parts(said: list[dict[str, Any]]) -> list[PieceEntry]:
     """What `asdict` made of parts, back from JSON."""
     boxes = ("shape", "offset", "size")
-    parts: list[Part] = []
+    parts: list[PieceEntry] = []
     for entry in said:
         fields: dict[str, Any] = {**entry, **{key: tuple(entry[key]) for key in boxes}}
-        parts.append(Part(**fields))
+        parts.append(PieceEntry(**fields))
     return parts
 
 

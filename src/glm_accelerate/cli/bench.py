@@ -116,7 +116,7 @@ def saying() -> Generator["Say", None, None]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(console).say
+        yield BenchLines(console).say
         return
     columns = (
         TextColumn("{task.description}"),
@@ -129,7 +129,7 @@ def saying() -> Generator["Say", None, None]:
         yield lambda what, done, total: shown.update(task, description=what, completed=done, total=total)
 
 
-class Lines:
+class BenchLines:
     """For logs."""
 
     def __init__(self, console: "Console") -> None:

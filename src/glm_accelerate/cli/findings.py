@@ -14,7 +14,7 @@ from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compar
 
 if TYPE_CHECKING:
     from glm_accelerate.evaluate.exam import Findings
-    from glm_accelerate.evaluate.results import Interval, Result
+    from glm_accelerate.evaluate.results import EvaluationResult, Interval
 
 FLOAT32 = "float32 differs by"  # in a result's `by`: the difference that reduced precision makes
 ENOUGH = {
@@ -56,7 +56,7 @@ def as_json(findings: "Findings", path: str) -> str:
     return json.dumps({"path": path, **said}, ensure_ascii=False, indent=2, allow_nan=False)
 
 
-def _words(result: "Result") -> list[str]:
+def _words(result: "EvaluationResult") -> list[str]:
     where = " in ".join(result.by[key] for key in ("device", "dtype") if key in result.by)
     words = [f"{result.seconds:,.1f} s on {where}. {enough(result)}"]
     if result.against is not None:
@@ -72,7 +72,7 @@ def _words(result: "Result") -> list[str]:
     return words
 
 
-def enough(result: "Result") -> str:
+def enough(result: "EvaluationResult") -> str:
     """What the samples are enough for, and what not."""
     left_out = f" ({result.by['left_out']} left out)" if "left_out" in result.by else ""
     if result.fewest >= result.total:

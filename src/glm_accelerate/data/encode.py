@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from glm_accelerate.data import label
 from glm_accelerate.data.label import TrainOn
-from glm_accelerate.data.limit import Part, chunks, shorten
+from glm_accelerate.data.limit import TokenizedPiece, chunks, shorten
 from glm_accelerate.data.templates import Template
 from glm_accelerate.data.tokenizers import Tokenizer
-from glm_accelerate.data.types import Conversation, Message, Piece, Place, Role, Sample
+from glm_accelerate.data.types import Conversation, FilePlace, Message, Role, Sample, TextPiece
 from glm_accelerate.runtime.errors import UserError
 
 Labels = Literal["exact", "stock"]
@@ -31,7 +31,7 @@ class Kept(Sample):
 class Left:
     """A line of which nothing is learnt, and why."""
 
-    place: Place
+    place: FilePlace
     reason: Reason
 
 
@@ -40,7 +40,7 @@ class Rendered:
     """A conversation and its pieces. `moved`: they bear the stock mask, which is yet to be shifted."""
 
     conversation: Conversation
-    pieces: Sequence[Piece]
+    pieces: Sequence[TextPiece]
     moved: bool = False
 
 
@@ -93,32 +93,32 @@ def encode_prompt(messages: Sequence[Message], template: Template, tokenizer: To
     return encode_whole(template.render(messages, generation_prompt=True), tokenizer)
 
 
-def encode_whole(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int]:
+def encode_whole(pieces: Sequence[TextPiece], tokenizer: Tokenizer) -> list[int]:
     """The tokens of rendered pieces, whatever they are for."""
     [parts] = _tokenize([pieces], tokenizer)
     return np.concatenate([part.tokens for part in parts]).tolist()
 
 
-def _tokenize(rendered: Sequence[Sequence[Piece]], tokenizer: Tokenizer) -> list[list[Part]]:
+def _tokenize(rendered: Sequence[Sequence[TextPiece]], tokenizer: Tokenizer) -> list[list[TokenizedPiece]]:
     texts = [piece.text for pieces in rendered for piece in pieces if not piece.special]
     numbers = iter(tokenizer.encode(texts) if texts else [])
     special: dict[str, NDArray[np.int32]] = {}
-    batch: list[list[Part]] = []
+    batch: list[list[TokenizedPiece]] = []
     for pieces in rendered:
-        parts: list[Part] = []
+        parts: list[TokenizedPiece] = []
         for piece in pieces:
             if not piece.special:
-                parts.append(Part(piece, np.array(next(numbers), np.int32)))
+                parts.append(TokenizedPiece(piece, np.array(next(numbers), np.int32)))
                 continue
             if piece.text not in special:
                 special[piece.text] = np.array([tokenizer.special(piece.text)], np.int32)
-            parts.append(Part(piece, special[piece.text]))
+            parts.append(TokenizedPiece(piece, special[piece.text]))
         batch.append(parts)
     return batch
 
 
 def _fit(
-    conversation: Conversation, parts: list[Part], moved: bool, max_tokens: int, overlong: Overlong
+    conversation: Conversation, parts: list[TokenizedPiece], moved: bool, max_tokens: int, overlong: Overlong
 ) -> list[Encoded]:
     """`moved`: the parts bear the stock mask, which is shifted by one token and cut at the right."""
     place = conversation.place
@@ -144,11 +144,13 @@ def _fit(
     return [_sample(*_lay(shorten(parts, roles, max_tokens)), place, True)]
 
 
-def _lay(parts: Sequence[Part]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+def _lay(parts: Sequence[TokenizedPiece]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     tokens = np.concatenate([part.tokens for part in parts])
     targets = np.repeat([part.piece.target for part in parts], [len(part) for part in parts])
     return tokens, targets
 
 
-def _sample(tokens: NDArray[np.int32], targets: NDArray[np.bool_], place: Place, truncated: bool) -> Encoded:
+def _sample(
+    tokens: NDArray[np.int32], targets: NDArray[np.bool_], place: FilePlace, truncated: bool
+) -> Encoded:
     return Kept(tokens, targets, place, truncated) if targets.any() else Left(place, "no target")

@@ -11,7 +11,7 @@ from reprlib import repr as shortly
 from typing import Any, Literal, cast, get_args
 
 from glm_accelerate.data import strict_json
-from glm_accelerate.data.types import Conversation, Message, Place, Role, Tool, ToolCall
+from glm_accelerate.data.types import Conversation, FilePlace, Message, Role, Tool, ToolCall
 from glm_accelerate.runtime.errors import UserError
 
 FormatName = Literal["messages", "conversations", "alpaca", "sharegpt", "text"]
@@ -32,7 +32,7 @@ _SPEAKERS: Mapping[str, str] = {
 }
 
 
-def format_of(line: Line, place: Place) -> FormatName:
+def format_of(line: Line, place: FilePlace) -> FormatName:
     """Told from the keys of a line."""
     if "messages" in line:
         return "messages"
@@ -51,7 +51,7 @@ def format_of(line: Line, place: Place) -> FormatName:
     )
 
 
-def conversation(line: Line, format: FormatName, place: Place) -> Conversation:
+def conversation(line: Line, format: FormatName, place: FilePlace) -> Conversation:
     """UserError with the line's place if it does not have that form."""
     try:
         if format == "text":

@@ -11,23 +11,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_accelerate.data.types import Piece, Role
+from glm_accelerate.data.types import Role, TextPiece
 
 PROMPT_SHARE = 4  # beside an answer that has to be cut anyway, the prompt keeps a quarter of the room
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TokenizedPiece:
     """A piece and its tokens."""
 
-    piece: Piece
+    piece: TextPiece
     tokens: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def shorten(parts: Sequence[Part], roles: Sequence[Role], max_tokens: int) -> list[Part]:
+def shorten(parts: Sequence[TokenizedPiece], roles: Sequence[Role], max_tokens: int) -> list[TokenizedPiece]:
     """At most `max_tokens` tokens, with at least one target. `roles[turn]` is the role of a piece's turn."""
     kept = _drop_exchanges(parts, roles, max_tokens)
     opened = _answer_start(kept)
@@ -43,17 +43,19 @@ def shorten(parts: Sequence[Part], roles: Sequence[Role], max_tokens: int) -> li
     return shortened
 
 
-def chunks(parts: Sequence[Part], max_tokens: int) -> list[list[Part]]:
+def chunks(parts: Sequence[TokenizedPiece], max_tokens: int) -> list[list[TokenizedPiece]]:
     """A long document as several samples, each opening with the prefix: none of its text is lost."""
     prefix = [part for part in parts if not part.piece.target]
     text = [part for part in parts if part.piece.target]
     stream = np.concatenate([part.tokens for part in text])
     size = max_tokens - _size(prefix)
     piece = text[0].piece
-    return [[*prefix, Part(piece, stream[at : at + size])] for at in range(0, len(stream), size)]
+    return [[*prefix, TokenizedPiece(piece, stream[at : at + size])] for at in range(0, len(stream), size)]
 
 
-def _drop_exchanges(parts: Sequence[Part], roles: Sequence[Role], max_tokens: int) -> list[Part]:
+def _drop_exchanges(
+    parts: Sequence[TokenizedPiece], roles: Sequence[Role], max_tokens: int
+) -> list[TokenizedPiece]:
     """An exchange is what a user says and all that follows up to the next time a user speaks."""
     number_of_turn: dict[int, int] = {}
     exchange = 0
@@ -76,7 +78,7 @@ def _drop_exchanges(parts: Sequence[Part], roles: Sequence[Role], max_tokens: in
     while total > max_tokens and first < last:
         total -= sizes[first]
         first += 1
-    kept: list[Part] = []
+    kept: list[TokenizedPiece] = []
     lost = False
     for part in parts:
         if number_of_turn.get(part.piece.turn, first) < first:
@@ -88,7 +90,7 @@ def _drop_exchanges(parts: Sequence[Part], roles: Sequence[Role], max_tokens: in
     return kept
 
 
-def _answer_start(parts: Sequence[Part]) -> int:
+def _answer_start(parts: Sequence[TokenizedPiece]) -> int:
     """Where the targets at the end begin."""
     start = len(parts)
     while start and parts[start - 1].piece.target:
@@ -96,11 +98,11 @@ def _answer_start(parts: Sequence[Part]) -> int:
     return start
 
 
-def _cut_middles(parts: Sequence[Part], room: int) -> list[Part]:
+def _cut_middles(parts: Sequence[TokenizedPiece], room: int) -> list[TokenizedPiece]:
     """Texts get `room` tokens together: the longest lose their middle until all fit under one level."""
     texts = [part for part in parts if not part.piece.special]
     level = _level([len(part) for part in texts], room)
-    cut: list[Part] = []
+    cut: list[TokenizedPiece] = []
     broken = False
     for part in parts:
         if part.piece.special:
@@ -109,7 +111,7 @@ def _cut_middles(parts: Sequence[Part], room: int) -> list[Part]:
         elif len(part) > level:
             head, tail = level - level // 2, level // 2
             tokens = np.concatenate([part.tokens[:head], part.tokens[len(part) - tail :]])
-            cut.append(_unlearn(Part(part.piece, tokens)))
+            cut.append(_unlearn(TokenizedPiece(part.piece, tokens)))
             broken = True
         else:
             cut.append(_unlearn(part) if broken else part)
@@ -130,8 +132,8 @@ def _level(sizes: Sequence[int], room: int) -> int:
 
 
 def _cut_answer(
-    prompt: Sequence[Part], answer: Sequence[Part], roles: Sequence[Role], max_tokens: int
-) -> tuple[list[Part], list[Part]]:
+    prompt: Sequence[TokenizedPiece], answer: Sequence[TokenizedPiece], roles: Sequence[Role], max_tokens: int
+) -> tuple[list[TokenizedPiece], list[TokenizedPiece]]:
     """The prompt keeps its prefix, what the user said last and the role that opens the answer."""
     asked = max(
         (p.piece.turn for p in prompt if p.piece.turn >= 0 and roles[p.piece.turn] == "user"), default=-1
@@ -142,7 +144,7 @@ def _cut_answer(
     share = max(0, min(texts, max_tokens // PROMPT_SHARE - specials))
     frame = _cut_middles(frame, share)
     room = max_tokens - _size(frame)
-    kept: list[Part] = []
+    kept: list[TokenizedPiece] = []
     for part in answer:
         if len(part) > room:
             break
@@ -151,12 +153,12 @@ def _cut_answer(
     else:  # it fits now that the roles between are gone
         return frame, kept
     cut = answer[len(kept)]
-    return frame, [*kept, Part(cut.piece, cut.tokens[:room])]
+    return frame, [*kept, TokenizedPiece(cut.piece, cut.tokens[:room])]
 
 
-def _unlearn(part: Part) -> Part:
-    return Part(replace(part.piece, target=False), part.tokens) if part.piece.target else part
+def _unlearn(part: TokenizedPiece) -> TokenizedPiece:
+    return TokenizedPiece(replace(part.piece, target=False), part.tokens) if part.piece.target else part
 
 
-def _size(parts: Sequence[Part]) -> int:
+def _size(parts: Sequence[TokenizedPiece]) -> int:
     return sum(map(len, parts))

@@ -23,7 +23,7 @@ Lengths = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class LengthBar:
     """How many samples have at least `first` and at most `last` tokens."""
 
     first: int
@@ -45,14 +45,14 @@ def percentiles(lengths: Lengths) -> tuple[tuple[int, int], ...]:
     return tuple((percent, int(value)) for percent, value in zip(PERCENTILES, values, strict=True))
 
 
-def histogram(lengths: Lengths) -> tuple[Bar, ...]:
+def histogram(lengths: Lengths) -> tuple[LengthBar, ...]:
     """At most 16 bars of equal width, a multiple of 64 tokens where that is possible."""
     longest = int(lengths.max())
     width = -(-longest // _MOST_BARS)
     if width > DOCUMENT_ALIGNMENT // 2:
         width = aligned(width)
     counts = np.bincount((lengths - 1) // width)
-    return tuple(Bar(i * width + 1, (i + 1) * width, int(count)) for i, count in enumerate(counts))
+    return tuple(LengthBar(i * width + 1, (i + 1) * width, int(count)) for i, count in enumerate(counts))
 
 
 def useful_shares(

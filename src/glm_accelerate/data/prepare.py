@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from glm_accelerate.config.schema import Source
-from glm_accelerate.data.ranges import EncodeSettings, Recipe
+from glm_accelerate.data.ranges import EncodeSettings, EncodingRecipe
 from glm_accelerate.data.read import find_format
 from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
-from glm_accelerate.data.store import BrokenStore, Part, Store, Writer, open_part
+from glm_accelerate.data.store import BrokenStore, SourcePart, Store, Writer, open_part
 from glm_accelerate.data.templates import detect_template, get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.workers import encode_ranges
@@ -60,10 +60,10 @@ def prepare(
         make_folder(cache)
         _sweep(cache)
     scans = [scan(path, meter.add, range_bytes) for path in paths]
-    parts: list[Part] = []
+    parts: list[SourcePart] = []
     for source, path, found in zip(sources, paths, scans, strict=True):
         directory = cache / content_key(found.digest, settings, fingerprint)
-        recipe = Recipe(path, settings, model_dir)
+        recipe = EncodingRecipe(path, settings, model_dir)
         parts.append(_open_or_build(directory, recipe, found, source.weight, workers, meter, check))
     for part in parts:
         _check_learnable(part)
@@ -82,8 +82,14 @@ def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
 
 
 def _open_or_build(
-    directory: Path, recipe: Recipe, found: Scan, weight: float, workers: int, meter: "_Meter", check: bool
-) -> Part:
+    directory: Path,
+    recipe: EncodingRecipe,
+    found: Scan,
+    weight: float,
+    workers: int,
+    meter: "_Meter",
+    check: bool,
+) -> SourcePart:
     with suppress(BrokenStore):
         part = open_part(directory, recipe.path, weight, check=check)
         meter.add(found.identity.size)
@@ -102,7 +108,7 @@ def _open_or_build(
         return dataclasses.replace(part, mended=damage)
 
 
-def _build(directory: Path, recipe: Recipe, found: Scan, workers: int, meter: "_Meter") -> None:
+def _build(directory: Path, recipe: EncodingRecipe, found: Scan, workers: int, meter: "_Meter") -> None:
     size = found.identity.size
     recipe = recipe.with_format(find_format(recipe.path, recipe.settings.format))
     temporary = directory.parent / f".building-{directory.name}-{secrets.token_hex(4)}"
@@ -130,7 +136,7 @@ def _build(directory: Path, recipe: Recipe, found: Scan, workers: int, meter: "_
         shutil.rmtree(temporary, ignore_errors=True)  # published, it has moved away
 
 
-def _check_learnable(part: Part) -> None:
+def _check_learnable(part: SourcePart) -> None:
     report = part.report
     if report.targets:
         return

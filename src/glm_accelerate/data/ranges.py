@@ -21,10 +21,10 @@ from glm_accelerate.data.encode import (
 from glm_accelerate.data.label import TrainOn
 from glm_accelerate.data.read import FormatName, find_format, parse_line, read_lines
 from glm_accelerate.data.scan import Range
-from glm_accelerate.data.store import REMARKS_KEPT, Block, Remark
+from glm_accelerate.data.store import REMARKS_KEPT, EncodedBlock, Remark
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.types import Place
+from glm_accelerate.data.types import FilePlace
 from glm_accelerate.runtime.errors import UserError
 
 _NOTHING = np.zeros(0, np.int32)
@@ -44,14 +44,14 @@ class EncodeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class EncodingRecipe:
     """All that a worker has to know."""
 
     path: Path
     settings: EncodeSettings
     model_dir: Path
 
-    def with_format(self, name: FormatName) -> "Recipe":
+    def with_format(self, name: FormatName) -> "EncodingRecipe":
         """Told once for the whole file: a range in its middle must not judge by its own first line."""
         return replace(self, settings=replace(self.settings, format=name))
 
@@ -66,10 +66,10 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RangeOutcome:
     """What became of a range: its block, its bad lines, and what else ended it early, if anything did."""
 
-    block: Block
+    block: EncodedBlock
     bad: tuple[Fault, ...]
     fatal: Fault | None
 
@@ -77,16 +77,16 @@ class Outcome:
 class Encoder:
     """Turns ranges of one file into outcomes; loads the tokenizer once."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: EncodingRecipe) -> None:
         self._path, self._settings = recipe.path, recipe.settings
         self._format: FormatName = find_format(recipe.path, recipe.settings.format)
         self._template = get_template(recipe.settings.template)
         self._tokenizer = load_tokenizer(recipe.model_dir, recipe.settings.template)
 
-    def __call__(self, part: Range) -> Outcome:
+    def __call__(self, part: Range) -> RangeOutcome:
         settings = self._settings
         rendered: list[Rendered] = []
-        bad: list[tuple[Place, UserError]] = []
+        bad: list[tuple[FilePlace, UserError]] = []
         encoded: list[Encoded] = []
         fatal: Fault | None = None
         try:
@@ -104,14 +104,14 @@ class Encoder:
                 )
         except UserError as error:
             fatal = _fault(error)
-        return Outcome(_block(encoded, bad), tuple(_fault(error) for _, error in bad), fatal)
+        return RangeOutcome(_block(encoded, bad), tuple(_fault(error) for _, error in bad), fatal)
 
 
 def _fault(error: UserError) -> Fault:
     return Fault(error.what, error.where, error.cure)
 
 
-def _block(encoded: Sequence[Encoded], bad: Sequence[tuple[Place, UserError]]) -> Block:
+def _block(encoded: Sequence[Encoded], bad: Sequence[tuple[FilePlace, UserError]]) -> EncodedBlock:
     kept = [one for one in encoded if isinstance(one, Kept)]
     left = [one for one in encoded if isinstance(one, Left)]
     shortened = [one.place for one in kept if one.truncated]
@@ -122,7 +122,7 @@ def _block(encoded: Sequence[Encoded], bad: Sequence[tuple[Place, UserError]]) -
     for reason in {one.reason for one in left}:
         places = [one.place for one in left if one.reason == reason]
         remarks += [Remark(place, reason) for place in places[:REMARKS_KEPT]]
-    return Block(
+    return EncodedBlock(
         tokens=np.where(learnt, ~tokens, tokens),
         lengths=np.array([len(one) for one in kept], np.int32),
         targets=np.array([int(one.targets.sum()) for one in kept], np.int32),

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from glm_accelerate.data import strict_json
 from glm_accelerate.data.forms import FormatName, conversation, format_of
-from glm_accelerate.data.types import Conversation, Place
+from glm_accelerate.data.types import Conversation, FilePlace
 from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
 
@@ -58,7 +58,7 @@ def read(
 
 def read_lines(
     path: Path, start: int = 0, end: int | None = None, *, line: int = 1
-) -> Iterator[tuple[Place, bytes]]:
+) -> Iterator[tuple[FilePlace, bytes]]:
     """The lines whose first byte lies in start..end-1, without line ends; blank ones are passed over.
 
     `line` is the number of the first of them, counted by whoever divided the file.
@@ -73,7 +73,7 @@ def read_lines(
             while (end is None or position < end) and (raw := file.readline()):
                 body = raw.removeprefix(_BOM) if position == 0 else raw
                 if body.strip(b" \t\r\n"):
-                    yield Place(str(path), number), body.rstrip(b"\r\n")
+                    yield FilePlace(str(path), number), body.rstrip(b"\r\n")
                 position += len(raw)
                 number += 1
     except OSError as error:
@@ -96,7 +96,7 @@ def find_format(path: Path, format: Literal["auto"] | FormatName = "auto") -> Fo
     raise first or _no_lines(path)
 
 
-def parse_line(raw: bytes, place: Place, format: FormatName) -> Conversation:
+def parse_line(raw: bytes, place: FilePlace, format: FormatName) -> Conversation:
     """One line; UserError with file, line and, for broken JSON, column."""
     return conversation(_object(raw, place), format, place)
 
@@ -121,7 +121,7 @@ def _refuse_packed(path: Path) -> None:
             raise UserError(f"is packed with {kind}", where=path, cure=cure)
 
 
-def _object(raw: bytes, place: Place) -> dict[str, Any]:
+def _object(raw: bytes, place: FilePlace) -> dict[str, Any]:
     text = _text(raw, place)
     try:
         said = strict_json.parse(text)
@@ -137,7 +137,7 @@ def _object(raw: bytes, place: Place) -> dict[str, Any]:
     return cast(dict[str, Any], said)
 
 
-def _text(raw: bytes, place: Place) -> str:
+def _text(raw: bytes, place: FilePlace) -> str:
     if place.line == 1 and raw.startswith(_UTF16):
         raise UserError("is UTF-16, not UTF-8, at byte 0", where=place, cure=_convert("UTF-16", place))
     try:
@@ -158,11 +158,11 @@ def _decodes(raw: bytes, encoding: str) -> bool:
     return True
 
 
-def _convert(encoding: str, place: Place) -> str:
+def _convert(encoding: str, place: FilePlace) -> str:
     return _written(f"iconv -f {encoding} -t UTF-8", place.file, f"utf8-{Path(place.file).name}")
 
 
-def _divide(place: Place) -> str:
+def _divide(place: FilePlace) -> str:
     return _written("jq -c '.[]'", place.file, f"lines-{Path(place.file).stem}.jsonl")
 
 
@@ -171,7 +171,7 @@ def _written(command: str, source: str, name: str) -> str:
     return f"{command} {quote(source)} > {quote(str(Path(source).with_name(name)))}"
 
 
-def _broken(text: str, error: json.JSONDecodeError, place: Place) -> UserError:
+def _broken(text: str, error: json.JSONDecodeError, place: FilePlace) -> UserError:
     where = f"{place}:{error.colno}"
     if "\0" in text:
         return UserError("NUL bytes: is the file UTF-16?", where=where, cure=_convert("UTF-16LE", place))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_accelerate.data.types import Place, Sample
+from glm_accelerate.data.types import FilePlace, Sample
 from glm_accelerate.runtime.folders import open_private
 
 FORMAT_VERSION = 3  # of the files: raise it when they change; of another one they are made anew
@@ -37,7 +37,7 @@ class BrokenStore(ValueError):
     """A directory that does not hold what its report says. It is built again."""
 
 
-class Span(NamedTuple):
+class SourceSpan(NamedTuple):
     """The samples start..stop-1 come from one source and are drawn `weight` times an epoch."""
 
     start: int
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 class Remark:
     """One line that did not go in as it was written, and why."""
 
-    place: Place
+    place: FilePlace
     reason: str  # "kind", or "kind: more"
 
 
@@ -68,7 +68,7 @@ class StoreReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EncodedBlock:
     """Encoded samples side by side, as they will stand in the files."""
 
     tokens: Int32s  # learnt ones complemented
@@ -82,7 +82,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """The prepared samples of one source file."""
 
     key: str
@@ -100,7 +100,7 @@ class Part:
 class Store:
     """Samples of several sources, numbered through. Nothing is read before it is asked for."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -108,7 +108,7 @@ class Store:
     def __getitem__(self, number: int) -> Sample:
         part, local = self._locate(number)
         raw = part.tokens[part.offsets[local] : part.offsets[local + 1]]
-        return Sample(_plain(raw), raw < 0, Place(str(part.path), int(part.places[local])))
+        return Sample(_plain(raw), raw < 0, FilePlace(str(part.path), int(part.places[local])))
 
     def tokens_of(self, number: int) -> Int32s:
         part, local = self._locate(number)
@@ -125,10 +125,10 @@ class Store:
         return np.concatenate([part.targets for part in self.parts])
 
     @cached_property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[SourceSpan, ...]:
         """Which sample numbers belong to which source."""
         ends = zip(self._starts, self._starts[1:], self.parts, strict=False)
-        return tuple(Span(start, stop, part.weight) for start, stop, part in ends)
+        return tuple(SourceSpan(start, stop, part.weight) for start, stop, part in ends)
 
     @cached_property
     def report(self) -> StoreReport:
@@ -161,7 +161,7 @@ class Store:
             starts.append(starts[-1] + part.report.samples)
         return starts
 
-    def _locate(self, number: int) -> tuple[Part, int]:
+    def _locate(self, number: int) -> tuple[SourcePart, int]:
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         which = bisect.bisect_right(self._starts, number) - 1
@@ -172,7 +172,7 @@ def _plain(raw: Int32s) -> Int32s:
     return raw ^ (raw >> 31)  # ~t where negative
 
 
-def open_part(directory: Path, path: Path, weight: float, *, check: bool = True) -> Part:
+def open_part(directory: Path, path: Path, weight: float, *, check: bool = True) -> SourcePart:
     """Maps what stands in `directory`, prepared from the file at `path`; BrokenStore if it is damaged.
     `check` reads all of it: a bit that flipped on a disk would be trained on.
     """
@@ -188,7 +188,7 @@ def open_part(directory: Path, path: Path, weight: float, *, check: bool = True)
         if _digest(directory / f"{name}.bin") != digests.get(name):
             raise BrokenStore(f"{directory}: {name}.bin is not what was written")
     tokens, offsets, targets, places = (arrays[name] for name in _KINDS)
-    return Part(directory.name, path, weight, report, tokens, offsets, targets, places)
+    return SourcePart(directory.name, path, weight, report, tokens, offsets, targets, places)
 
 
 def _read_report(directory: Path, path: Path) -> tuple[StoreReport, dict[str, str]]:
@@ -198,7 +198,7 @@ def _read_report(directory: Path, path: Path) -> tuple[StoreReport, dict[str, st
         if said.pop("version") != FORMAT_VERSION:
             raise BrokenStore(f"{directory}: another format version")
         digests = dict(said.pop("digests"))
-        remarks = tuple(Remark(Place(str(path), line), reason) for line, reason in said.pop("remarks"))
+        remarks = tuple(Remark(FilePlace(str(path), line), reason) for line, reason in said.pop("remarks"))
         return StoreReport(**said, remarks=remarks), digests
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BrokenStore(f"{directory}: report.json: {error}") from error
@@ -252,7 +252,7 @@ class Writer:
     def bytes_written(self) -> int:
         return 4 * self._tokens + 16 * self._samples
 
-    def append(self, block: Block) -> None:
+    def append(self, block: EncodedBlock) -> None:
         ends = self._tokens + np.cumsum(block.lengths, dtype=np.int64)
         self._write("tokens", block.tokens.data)
         self._write("offsets", ends.data)

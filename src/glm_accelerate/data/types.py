@@ -41,7 +41,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """Where something stood, for messages that a person can act on."""
 
     file: str
@@ -56,12 +56,12 @@ class Conversation:
     """What one line of a data file says, whatever form it was written in. A plain document is `text`."""
 
     messages: tuple[Message, ...]
-    place: Place
+    place: FilePlace
     text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A stretch of a rendered conversation: ordinary text, or one special token by its name.
 
     Text pieces are tokenized with special tokens switched off, so a role can never be forged from text.
@@ -80,7 +80,7 @@ class Sample:
 
     tokens: NDArray[np.int32]
     targets: NDArray[np.bool_]
-    place: Place
+    place: FilePlace
 
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.targets.shape

@@ -14,17 +14,19 @@ from contextlib import ExitStack, closing, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from glm_accelerate.data.ranges import Encoder, Outcome, Recipe
+from glm_accelerate.data.ranges import Encoder, EncodingRecipe, RangeOutcome
 from glm_accelerate.data.scan import Range
-from glm_accelerate.data.store import Block
-from glm_accelerate.data.types import Place
+from glm_accelerate.data.store import EncodedBlock
+from glm_accelerate.data.types import FilePlace
 from glm_accelerate.runtime.errors import UserError
 
 AHEAD = 4
 _FEWEST_RANGES = 2  # a worker that would get fewer costs more to start than it saves
 
 
-def encode_ranges(recipe: Recipe, ranges: Sequence[Range], workers: int) -> Generator[Block, None, None]:
+def encode_ranges(
+    recipe: EncodingRecipe, ranges: Sequence[Range], workers: int
+) -> Generator[EncodedBlock, None, None]:
     """One block a range, in file order. The first error in the file is raised, whoever met it first."""
     bad = 0
     with closing(_outcomes(recipe, ranges, min(workers, len(ranges) // _FEWEST_RANGES))) as outcomes:
@@ -51,7 +53,7 @@ def serve(descriptor: int) -> None:
 class _Worker:
     """One process and our end of its socket."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: EncodingRecipe) -> None:
         self.socket, theirs = Pipe()
         # The worker finds modules where we do, wherever that is.
         start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
@@ -72,7 +74,7 @@ class _Worker:
         self._range = part
         self._send(part)
 
-    def take(self) -> Outcome:
+    def take(self) -> RangeOutcome:
         try:
             return self.socket.recv()
         except (EOFError, OSError) as error:
@@ -83,7 +85,7 @@ class _Worker:
         self._process.kill()
         self._process.wait()
 
-    def _send(self, message: Recipe | Range) -> None:
+    def _send(self, message: EncodingRecipe | Range) -> None:
         try:
             self.socket.send(message)
         except OSError as error:
@@ -100,11 +102,13 @@ class _Worker:
         if code < 0:
             what = f"{who} was killed by {signal.Signals(-code).name} while it prepared lines from here on"
             cure = "if memory ran out, set data.workers=1 or shorten the longest lines"
-            return UserError(what, where=Place(str(self._recipe.path), line), cure=cure)
+            return UserError(what, where=FilePlace(str(self._recipe.path), line), cure=cure)
         return RuntimeError(f"{who} ended with code {code}; its own message stands above")
 
 
-def _outcomes(recipe: Recipe, ranges: Sequence[Range], workers: int) -> Generator[Outcome, None, None]:
+def _outcomes(
+    recipe: EncodingRecipe, ranges: Sequence[Range], workers: int
+) -> Generator[RangeOutcome, None, None]:
     if workers <= 1:
         yield from map(Encoder(recipe), ranges)
         return
@@ -115,10 +119,10 @@ def _outcomes(recipe: Recipe, ranges: Sequence[Range], workers: int) -> Generato
         yield from _in_order(crew, ranges)
 
 
-def _in_order(crew: Sequence[_Worker], ranges: Sequence[Range]) -> Iterator[Outcome]:
+def _in_order(crew: Sequence[_Worker], ranges: Sequence[Range]) -> Iterator[RangeOutcome]:
     idle = list(crew)
     busy: dict[int, tuple[_Worker, int]] = {}  # by the descriptor to wait for
-    done: dict[int, Outcome] = {}
+    done: dict[int, RangeOutcome] = {}
     handed = 0
     for wanted in range(len(ranges)):
         while wanted not in done:

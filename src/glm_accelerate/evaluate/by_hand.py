@@ -21,7 +21,7 @@ from glm_accelerate.evaluate.course import named_best
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.examine import GlmExaminer, choice_of
 from glm_accelerate.evaluate.rebuild import glm_examiner, said_of
-from glm_accelerate.evaluate.results import Request, Result, sound
+from glm_accelerate.evaluate.results import EvaluationResult, Request, sound
 from glm_accelerate.evaluate.worker import holding
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
@@ -128,7 +128,7 @@ def _compute_in(examiner: GlmExaminer, precision: Precision | None) -> None:
         examiner.check = dtype != torch.float32
 
 
-def _best(run: Path, step: int, plan: str) -> Result | None:
+def _best(run: Path, step: int, plan: str) -> EvaluationResult | None:
     """The run's best step, if it is another one and was asked the same."""
     named = named_best(run)
     results = [one for one in ledger.results(run) if one.plan == plan and one.status == "done"]

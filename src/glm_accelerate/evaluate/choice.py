@@ -11,14 +11,14 @@ CLASSES = 16  # strata in all, about; each source has at least one
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampleOrder:
     """The first n of `order` are the sample of size n: of each stratum its share, to about one sample."""
 
     order: NDArray[np.int64]  # of all samples
     strata: NDArray[np.int64]  # stratum of each sample of `order`; neighbours in number are alike
 
 
-def choose(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int) -> Choice:
+def choose(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int) -> SampleOrder:
     """Strata are a source's samples of like length. Each is shuffled, then dealt out evenly over the order
     from a start of its own, so that every sample has the same chance to be among the first n.
     """
@@ -32,7 +32,7 @@ def choose(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int
     starts = np.repeat(draw.random(len(sizes)), sizes)
     due = (np.arange(len(strata)) - firsts + starts) / np.repeat(sizes, sizes)
     order = grouped[np.argsort(due, kind="stable")].astype(np.int64)
-    return Choice(order, strata[order])
+    return SampleOrder(order, strata[order])
 
 
 def _strata(lengths: NDArray[np.integer], sources: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from glm_accelerate.checkpoint.find import BEST
 from glm_accelerate.evaluate.decide import Judged, judge
-from glm_accelerate.evaluate.results import Result
+from glm_accelerate.evaluate.results import EvaluationResult
 
 
-def course_of(results: Sequence[Result]) -> list[Result]:
+def course_of(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
     """By step: what was found of it, by the questions that most steps were asked."""
     main = main_plan(results)
     return one_a_step([result for result in results if result.plan == main])
 
 
-def judged(course: Sequence[Result]) -> list[Judged]:
+def judged(course: Sequence[EvaluationResult]) -> list[Judged]:
     """As decisions see them: with losses on one scale, whatever number of samples each was measured on."""
     found: dict[int, Judged] = {}
     for result in course:
@@ -23,9 +23,9 @@ def judged(course: Sequence[Result]) -> list[Judged]:
     return list(found.values())
 
 
-def main_plan(results: Sequence[Result]) -> str:
+def main_plan(results: Sequence[EvaluationResult]) -> str:
     """What most steps were asked in the latest attempt; finalists, who are asked more, are few."""
-    asked: dict[str, list[Result]] = {}
+    asked: dict[str, list[EvaluationResult]] = {}
     for result in results:
         asked.setdefault(result.plan, []).append(result)
 
@@ -36,9 +36,9 @@ def main_plan(results: Sequence[Result]) -> str:
     return max(asked, key=weight, default="")
 
 
-def one_a_step(results: Sequence[Result]) -> list[Result]:
+def one_a_step(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
     """By step: of several attempts at one what the last of them found, if it found anything."""
-    chosen: dict[int, Result] = {}
+    chosen: dict[int, EvaluationResult] = {}
     for result in sorted(results, key=lambda one: (one.status == "done", one.attempt)):
         chosen[result.step] = result
     return [chosen[step] for step in sorted(chosen)]

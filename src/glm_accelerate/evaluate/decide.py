@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from glm_accelerate.evaluate.results import Result, Status, Verdict
+from glm_accelerate.evaluate.results import EvaluationResult, Status, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def answered(asked: Sequence[int], judged: Mapping[int, Judged]) -> list[Judged]
     return found
 
 
-def judge(result: Result, earlier: Mapping[int, Judged]) -> Judged:
+def judge(result: EvaluationResult, earlier: Mapping[int, Judged]) -> Judged:
     """Losses of different samples don't compare: the loss of a sample becomes that of the step which it was
     compared with, plus the difference on the same samples.
     """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from glm_accelerate.data.pipeline import Samples
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.evaluate.metrics import meanings
-from glm_accelerate.evaluate.results import Request, Result, plan_hash
+from glm_accelerate.evaluate.results import EvaluationResult, Request, plan_hash
 
 
 class HeldOut(Samples, Protocol):
@@ -91,7 +91,7 @@ class Exam:
 class Findings:
     """All that one evaluation publishes."""
 
-    result: Result
+    result: EvaluationResult
     items: Items | None = None
     predictions: Sequence[Prediction] = ()
     extended: Items | None = None  # of the step compared with, where more of it had to be measured

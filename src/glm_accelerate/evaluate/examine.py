@@ -20,12 +20,12 @@ from glm_accelerate.data.pack import Arrangement, pack
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.types import Sample
 from glm_accelerate.evaluate.answers import Answers, Watch, ask
-from glm_accelerate.evaluate.choice import Choice, choose
+from glm_accelerate.evaluate.choice import SampleOrder, choose
 from glm_accelerate.evaluate.exam import Exam, Findings, Items
 from glm_accelerate.evaluate.intervals import loss_interval, paired
 from glm_accelerate.evaluate.looks import level_of, looks, verdict
 from glm_accelerate.evaluate.metrics import needs_answers
-from glm_accelerate.evaluate.results import Comparison, Request, Result
+from glm_accelerate.evaluate.results import Comparison, EvaluationResult, Request
 from glm_accelerate.evaluate.score import document_losses
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
@@ -40,7 +40,7 @@ CHECKED = 16  # samples on which reduced precision is compared with full
 Load = Callable[[Path], None]  # puts a snapshot's weights into the model
 
 
-def choice_of(store: Store) -> Choice:
+def choice_of(store: Store) -> SampleOrder:
     """The order in which its samples are evaluated."""
     sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
     return choose(store.lengths, sources, SEED)
@@ -107,7 +107,7 @@ class GlmExaminer:
             if mean is None or self.divided:
                 raise
             answers = Answers(troubles=(_worded(error),))  # what was measured before counts
-        result = Result(
+        result = EvaluationResult(
             step=request.step,
             plan=request.plan,
             attempt=request.attempt,
@@ -227,7 +227,9 @@ class GlmExaminer:
 
 def failed(request: Request, error: Exception) -> Findings:
     """What is published where an evaluation could not be made."""
-    return Findings(Result(request.step, request.plan, request.attempt, "failed", reason=_worded(error)))
+    return Findings(
+        EvaluationResult(request.step, request.plan, request.attempt, "failed", reason=_worded(error))
+    )
 
 
 def _worded(error: Exception) -> str:

@@ -26,8 +26,8 @@ from glm_accelerate.evaluate.exam import Findings, Items
 from glm_accelerate.evaluate.results import (
     FOLDER,
     SNAPSHOTS,
+    EvaluationResult,
     Request,
-    Result,
     Status,
     parse_request,
     parse_result,
@@ -49,7 +49,7 @@ class Listing:
     """What a run's folder holds, by step and attempt, and what was passed over, and why."""
 
     waiting: list[Request]
-    results: list[Result]
+    results: list[EvaluationResult]
     passed_over: list[str]
 
 
@@ -66,7 +66,7 @@ def waiting(run: Path) -> list[Request]:
     return listing(run, answered=False).waiting
 
 
-def results(run: Path) -> list[Result]:
+def results(run: Path) -> list[EvaluationResult]:
     """What was answered, by step and attempt."""
     return listing(run).results
 
@@ -74,7 +74,7 @@ def results(run: Path) -> list[Result]:
 def listing(run: Path, *, answered: bool = True) -> Listing:
     """All that is there, and why some of it cannot be read. Without `answered` no result is read."""
     requests: list[Request] = []
-    found: list[Result] = []
+    found: list[EvaluationResult] = []
     passed_over: list[str] = []
     given_up = _branches(run)
     for stem, endings in _stems(run).items():
@@ -94,7 +94,7 @@ def listing(run: Path, *, answered: bool = True) -> Listing:
     return Listing(requests, found, sorted(passed_over))
 
 
-def read(run: Path, stem: str) -> Result | None:
+def read(run: Path, stem: str) -> EvaluationResult | None:
     """One result; None as long as there is none."""
     path = _path(run, stem, RESULT)
     text = _text(path)
@@ -187,7 +187,9 @@ def publish(run: Path, findings: Findings) -> bool:
 
 def withdraw(run: Path, request: Request, status: Status, reason: str) -> bool:
     """Answer a request with why it is not done. Whether that stays: a result may be there already."""
-    return publish(run, Findings(Result(request.step, request.plan, request.attempt, status, reason=reason)))
+    return publish(
+        run, Findings(EvaluationResult(request.step, request.plan, request.attempt, status, reason=reason))
+    )
 
 
 def abandon_after(run: Path, step: int, attempt: int) -> list[str]:

@@ -6,7 +6,7 @@ Losses of the beginning, far above all later ones, are cut off, or they would le
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from glm_accelerate.evaluate.results import Result
+from glm_accelerate.evaluate.results import EvaluationResult
 from glm_accelerate.observe.figures import above_zero, enclosed
 from glm_accelerate.observe.picture import (
     BOTTOM,
@@ -44,7 +44,7 @@ STYLE = """<style>
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluatedStep:
     """One evaluation that has a loss."""
 
     step: int
@@ -56,7 +56,7 @@ class Judged:
 
 def held_out_curve(
     train: Sequence[Point],
-    results: Sequence[Result],
+    results: Sequence[EvaluationResult],
     gains: Collection[int],
     best: int | None,
     title: str,
@@ -95,14 +95,14 @@ def held_out_curve(
     return "\n".join(parts) + "\n"
 
 
-def _judged(result: Result, gains: Collection[int | None]) -> Judged | None:
+def _judged(result: EvaluationResult, gains: Collection[int | None]) -> EvaluatedStep | None:
     if result.loss is None:
         return None
     low, high = above_zero(result.ci95) or (result.loss, result.loss)
-    return Judged(result.step, result.loss, low, high, result.step in gains)
+    return EvaluatedStep(result.step, result.loss, low, high, result.step in gains)
 
 
-def _range(judged: Sequence[Judged], train: Sequence[float], best: int | None) -> tuple[float, float]:
+def _range(judged: Sequence[EvaluatedStep], train: Sequence[float], best: int | None) -> tuple[float, float]:
     """From the lowest to what holds most, the later half (what comes last is news) and the best. `train`: the
     training curve's second half.
     """
@@ -123,7 +123,7 @@ def _range(judged: Sequence[Judged], train: Sequence[float], best: int | None) -
     return max(0.0, low - lacking), high + lacking
 
 
-def _intervals(frame: Frame, judged: Sequence[Judged]) -> Iterable[str]:
+def _intervals(frame: Frame, judged: Sequence[EvaluatedStep]) -> Iterable[str]:
     around = [
         *((float(one.step), one.high) for one in judged),
         *((float(one.step), one.low) for one in reversed(judged)),
@@ -135,7 +135,7 @@ def _intervals(frame: Frame, judged: Sequence[Judged]) -> Iterable[str]:
         yield f'<path class="whisker" d="M{x:.1f} {low:.1f}V{high:.1f}{caps}"/>'
 
 
-def _dot(frame: Frame, one: Judged, first: bool) -> str:
+def _dot(frame: Frame, one: EvaluatedStep, first: bool) -> str:
     """Where it is; at the upper edge, if it lies beyond. The first one's loss is written there."""
     x, said = (
         frame.x(one.step),
@@ -156,7 +156,7 @@ def _mark(x: float, y: float, kind: str) -> str:
     return f'<path class="broken" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"/>'
 
 
-def _best(frame: Frame, one: Judged | None, word: str) -> Iterable[str]:
+def _best(frame: Frame, one: EvaluatedStep | None, word: str) -> Iterable[str]:
     """Ringed; below the picture, where no line runs, it is said which it is."""
     if one is None:
         return

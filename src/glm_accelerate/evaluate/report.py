@@ -18,7 +18,7 @@ from glm_accelerate.evaluate.course import course_of, judged, main_plan, named_b
 from glm_accelerate.evaluate.decide import gains
 from glm_accelerate.evaluate.ledger import PREDICTIONS, Listing, listing, results
 from glm_accelerate.evaluate.picture import held_out_curve
-from glm_accelerate.evaluate.results import FOLDER, Interval, Result, whole_plan
+from glm_accelerate.evaluate.results import FOLDER, EvaluationResult, Interval, whole_plan
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, enclosed, metric, number
 from glm_accelerate.observe.picture import losses
@@ -62,7 +62,7 @@ def best_said(run: Path) -> str:
     return f" · best: step {best:,}, loss {enclosed(about[0].loss, about[0].ci95)} ({samples})"
 
 
-def _about(results: Sequence[Result], step: int | None) -> list[Result]:
+def _about(results: Sequence[EvaluationResult], step: int | None) -> list[EvaluationResult]:
     """What is known of a step's loss: that of the most samples first."""
     about = [result for result in results if result.step == step and result.loss is not None]
     return sorted(about, key=lambda one: one.samples, reverse=True)
@@ -72,7 +72,7 @@ def _page(
     run: Path,
     found: Listing,
     events: Sequence[Event],
-    course: Sequence[Result],
+    course: Sequence[EvaluationResult],
     best: int | None,
     word: str,
 ) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _page(
     yield from _answers(run, course, best)
 
 
-def _enough(best: Result) -> str:
+def _enough(best: EvaluationResult) -> str:
     if best.samples >= best.total:
         return f"on all {best.total:,} held-out samples."
     enough = "enough to compare steps, " if best.samples >= FEWEST_TO_COMPARE else ""
@@ -102,7 +102,7 @@ def _enough(best: Result) -> str:
     )
 
 
-def _tables(results: Sequence[Result]) -> Iterator[str]:
+def _tables(results: Sequence[EvaluationResult]) -> Iterator[str]:
     """A table for each set of questions, the run's own first; figures of different ones don't compare."""
     main = main_plan(results)
     for plan in dict.fromkeys([main, *(result.plan for result in results)]):
@@ -129,7 +129,7 @@ def _tables(results: Sequence[Result]) -> Iterator[str]:
     )
 
 
-def _row(result: Result, names: Sequence[str]) -> Iterator[str]:
+def _row(result: EvaluationResult, names: Sequence[str]) -> Iterator[str]:
     loss, interval = result.loss, above_zero(result.ci95)
     yield f"{result.step:,}"
     yield "" if loss is None else enclosed(loss, interval).partition(" ")[0]
@@ -143,7 +143,7 @@ def _row(result: Result, names: Sequence[str]) -> Iterator[str]:
     yield _cell(result.status if result.reason is None else f"{result.status}: {result.reason}")
 
 
-def _with_interval(result: Result, name: str) -> str:
+def _with_interval(result: EvaluationResult, name: str) -> str:
     if name not in result.metrics:
         return ""
     interval = result.intervals.get(name)
@@ -187,7 +187,7 @@ def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
         )
 
 
-def _answers(run: Path, course: Sequence[Result], best: int | None) -> Iterator[str]:
+def _answers(run: Path, course: Sequence[EvaluationResult], best: int | None) -> Iterator[str]:
     """Of the best and the last step, to the same questions."""
     done = [result for result in course if result.status == "done"]
     shown = {result.step: result for result in done if result.step == best or result is done[-1]}
@@ -208,7 +208,7 @@ def _answers(run: Path, course: Sequence[Result], best: int | None) -> Iterator[
                 yield from _quoted(name, _head(str(predictions[index].get("answer", ""))))
 
 
-def _predictions(run: Path, result: Result) -> list[dict[str, object]]:
+def _predictions(run: Path, result: EvaluationResult) -> list[dict[str, object]]:
     path = run / FOLDER / f"{result.stem}{PREDICTIONS}"
     if not path.is_file():
         return []

@@ -70,7 +70,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvaluationResult:
     """One evaluation of one step. `plan` names what was asked: results compare only under the same plan."""
 
     step: int
@@ -107,7 +107,7 @@ class Result:
         return {name: said[name] for name in [*names, *maybe]}
 
 
-Said = TypeVar("Said", Request, Result)
+Said = TypeVar("Said", Request, EvaluationResult)
 
 
 def plan_hash(said: Mapping[str, object]) -> str:
@@ -121,7 +121,7 @@ def whole_plan(plan: str) -> str:
     return plan_hash({"all samples of": plan})
 
 
-def sound(result: Result) -> Result:
+def sound(result: EvaluationResult) -> EvaluationResult:
     """What can be written and compared: a loss that is no finite number makes an evaluation fail, such a
     metric is left out, and either way the reason says so.
     """
@@ -166,7 +166,7 @@ def parse_request(text: str, where: Path) -> Request:
     return request
 
 
-def parse_result(text: str, where: Path) -> Result:
+def parse_result(text: str, where: Path) -> EvaluationResult:
     """A result's file, of any version so far."""
     return _parse(text, _result_form(), where)
 
@@ -190,5 +190,5 @@ def _request_form() -> TypeAdapter[Request]:
 
 
 @cache
-def _result_form() -> TypeAdapter[Result]:
-    return TypeAdapter(Result)
+def _result_form() -> TypeAdapter[EvaluationResult]:
+    return TypeAdapter(EvaluationResult)

@@ -27,7 +27,7 @@ from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.exam import Examiner, Findings
 from glm_accelerate.evaluate.ledger import claim, listing, publish, read_items
-from glm_accelerate.evaluate.results import Request, Result, parse_result, sound, whole_plan
+from glm_accelerate.evaluate.results import EvaluationResult, Request, parse_result, sound, whole_plan
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, arrived, peer_ended
 from glm_accelerate.runtime.errors import UserError
@@ -91,7 +91,9 @@ def answer(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALONE
             raise  # the other rank has said why, or was killed: then another job may answer
         _note(traceback.format_exc().rstrip())
         reason = _worded(error)
-    return Findings(Result(request.step, request.plan, request.attempt, "failed", reason=reason, by=_by()))
+    return Findings(
+        EvaluationResult(request.step, request.plan, request.attempt, "failed", reason=reason, by=_by())
+    )
 
 
 def finished(run: Path) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from glm_accelerate.generate.decoding import Decoding
 from glm_accelerate.generate.sample import GREEDY, Sampling
-from glm_accelerate.generate.slots import Row, Waiting, affordable, manner_of, plan_shelves
+from glm_accelerate.generate.slots import Row, WaitingRows, affordable, manner_of, plan_shelves
 from glm_accelerate.models.cache import Shelf
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
@@ -46,7 +46,7 @@ def _as_they_end(
 ) -> Iterator[Row]:
     """Every row, as soon as it has its whole answer."""
     yield from (row for row in rows if row.room <= 0)
-    waiting = Waiting(row for row in rows if row.room > 0)
+    waiting = WaitingRows(row for row in rows if row.room > 0)
     if not waiting:
         return
     manner = manner_of(model.embed.device)

@@ -50,7 +50,7 @@ class Row:
         return self.room - len(self.answer)
 
 
-class Waiting:
+class WaitingRows:
     """Rows that have no slot yet. The longest that fits comes first: who comes late should not take long."""
 
     def __init__(self, rows: Iterable[Row]) -> None:

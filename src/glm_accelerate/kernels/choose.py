@@ -66,7 +66,7 @@ def form_now(form: Form, training: bool) -> Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OperatorWork:
     """What a model computes, as far as a path depends on it."""
 
     dtype: torch.dtype
@@ -78,7 +78,7 @@ class Work:
     native: str | None = NOT_ASKED  # why our own CPU operators do not run; None: they do
 
 
-def choices(facts: Facts, work: Work) -> list[Choice]:
+def choices(facts: Facts, work: OperatorWork) -> list[Choice]:
     """The path of every operator between matrix products, and the reason."""
     chosen, why = choose_form(facts, work.dtype, work.compiled, work.native)
     form = form_now(chosen, work.training)
@@ -98,7 +98,7 @@ def choices(facts: Facts, work: Work) -> list[Choice]:
     ]
 
 
-def _attention_choices(facts: Facts, work: Work, rotary: Choice) -> list[Choice]:
+def _attention_choices(facts: Facts, work: OperatorWork, rotary: Choice) -> list[Choice]:
     if facts.device != "cpu":
         path, why = attention_path(facts, work.dtype, work.head_width, work.training, work.prefix)
         return [rotary, Choice("attention", path, why)]

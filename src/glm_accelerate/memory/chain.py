@@ -19,7 +19,7 @@ def keep_of(calls: Sequence[Sequence[Any]] | None) -> Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class BlockOption:
     """One way to treat a block. Bytes do not count its input."""
 
     keep: Keep
@@ -34,26 +34,26 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockCosts:
     """What is known of a block. What it returns is the input of the next, and counted there."""
 
     given: int  # bytes of its input
-    options: tuple[Option, ...]
+    options: tuple[BlockOption, ...]
     working: int = 0  # bytes that its passes need besides, at their worst moment
     left: int = 0  # bytes of gradients that its backward pass leaves
     finish: float = 0.0  # seconds from the last thing that backward needs to the block's end
     joins: bool = True  # it may share a segment: it is given what its neighbours are, besides its input
 
     @property
-    def bare(self) -> Option | None:
+    def bare(self) -> BlockOption | None:
         """How it is kept within a segment of several blocks, if it may be."""
         return next((option for option in self.options if option.bare and self.joins), None)
 
-    def option(self, keep: Keep) -> Option:
+    def option(self, keep: Keep) -> BlockOption:
         return next(option for option in self.options if option.keep == keep)
 
 
-FROZEN = Block(0, (Option(None, 0, 0, 0.0),))  # no gradient flows back through it
+FROZEN = BlockCosts(0, (BlockOption(None, 0, 0, 0.0),))  # no gradient flows back through it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Cost:
     seconds: float
 
 
-def cost(chain: Sequence[Block], plan: Plan) -> Cost:
+def cost(chain: Sequence[BlockCosts], plan: Plan) -> Cost:
     """The backward pass of a plan, moment by moment. Its forward pass never holds more: a block that runs
     forward has what it has when it runs backward, and less lies before it.
     """
@@ -123,14 +123,14 @@ def _spans(plan: Plan) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def options_of(chain: Sequence[Block], plan: Plan) -> list[Option]:
+def options_of(chain: Sequence[BlockCosts], plan: Plan) -> list[BlockOption]:
     """The option of every block."""
     keeps = [segment.keep for segment in plan.segments for _ in range(segment.blocks)]
     assert all(segment.blocks == 1 or segment.keep == () for segment in plan.segments)
     return [block.option(keep) for block, keep in zip(chain, keeps, strict=True)]
 
 
-def kept_bytes(chain: Sequence[Block], plan: Plan) -> tuple[int, ...]:
+def kept_bytes(chain: Sequence[BlockCosts], plan: Plan) -> tuple[int, ...]:
     """Bytes that stay of every block besides its input; less than none inside a segment, whose blocks keep
     not even that.
     """

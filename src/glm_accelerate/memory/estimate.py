@@ -19,9 +19,9 @@ from glm_accelerate.memory.optimizer_state import (
     trained,
     update_bytes,
 )
-from glm_accelerate.memory.rehearsal import Gradient, Held, Room, Tape
+from glm_accelerate.memory.rehearsal import Gradient, Held, SimulatedMemory, Tape
 from glm_accelerate.memory.sharding import Divided, whole_sizes
-from glm_accelerate.memory.waiting import Waiting
+from glm_accelerate.memory.waiting import OffloadedBytes
 from glm_accelerate.memory.weights import SIZE, WIDE, parameter_bytes, trained_size
 
 __all__ = ["Estimate", "Item", "Job", "Recompute", "Where", "estimate"]
@@ -34,7 +34,7 @@ UNSEEN = 0.07  # ... of a heap's that is more than was measured with (-3 to 18 %
 
 def estimate(job: Job) -> Estimate:
     """Of the rank that needs most."""
-    room = Room()
+    room = SimulatedMemory()
     kept = [
         Held(room, "parameters", parameter_bytes(job)),
         Held(room, "optimizer", 0 if "optimizer" in job.offload else state_bytes(job)),
@@ -52,10 +52,10 @@ def estimate(job: Job) -> Estimate:
     return Estimate((*items, *host_items(job, moved), *disk_items(job)), room.most_phase)
 
 
-def _pass(job: Job, room: Room, gradients: dict[object, Held]) -> int:
+def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int:
     """Forward and back; gradients are added to those of the passes before. Returns what waits on the host."""
     divided = Divided(job, room, gradients, whole_sizes(job)) if job.shards > 1 else None
-    waiting = Waiting(room) if "activations" in job.offload else None
+    waiting = OffloadedBytes(room) if "activations" in job.offload else None
     leaving: deque[Held] = deque()
     updating = update_bytes(job)
 
@@ -110,7 +110,7 @@ def compute_size(job: Job) -> int:
     return SIZE["bfloat16" if job.compute == "fp8" else job.compute]
 
 
-def _device_items(job: Job, room: Room) -> list[Item]:
+def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
     """What was alive at the worst moment, and what no allocator counts."""
     items = [Item(kind, room.most[kind], why) for kind, why in whys(job, room).items() if room.most.get(kind)]
     assert sum(item.bytes for item in items) == room.peak
@@ -125,7 +125,7 @@ def _device_items(job: Job, room: Room) -> list[Item]:
     return items
 
 
-def whys(job: Job, room: Room) -> dict[str, str]:
+def whys(job: Job, room: SimulatedMemory) -> dict[str, str]:
     """Each kind of memory and why there is so much of it, in the order of the table."""
     trains = sum(weight.rows * weight.columns for weight in trained(job))
     whole = job.sizes.parameters

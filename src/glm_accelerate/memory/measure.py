@@ -18,14 +18,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from glm_accelerate.memory.alive import Alive, storages
-from glm_accelerate.memory.chain import FROZEN, Block, Call, Option
+from glm_accelerate.memory.chain import FROZEN, BlockCosts, BlockOption, Call
 from glm_accelerate.memory.selective import contexts
 
 UNWRITTEN = ("aten.empty", "aten.new_empty")  # memory that a kernel fills unseen: keeping it saves nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class OperatorResult:
     """What one operator made, with those that wrote into it afterwards: kept together or not at all."""
 
     calls: tuple[Call, ...]
@@ -38,14 +38,14 @@ class Result:
 class Trace:
     """A block's forward pass."""
 
-    results: tuple[Result, ...]  # that may be kept
+    results: tuple[OperatorResult, ...]  # that may be kept
     saved: int  # bytes that backward wants, without the block's input and output
     seconds: float  # until the last of them is there
     finish: float  # from there to the block's end
     calls: int  # of operators
 
 
-def measure(block: nn.Module, *inputs: Any, repeats: int = 5) -> Block:
+def measure(block: nn.Module, *inputs: Any, repeats: int = 5) -> BlockCosts:
     """A block's options, from a few passes on `inputs`, whose first is a tensor, the result before it.
 
     Nothing is left behind: no gradient, and random generators are as they were.
@@ -57,18 +57,18 @@ def measure(block: nn.Module, *inputs: Any, repeats: int = 5) -> Block:
         toll = _toll(x) * traced.calls
         working = _Pass(block, x, inputs[1:]).working()
     trained = sum(p.numel() * p.element_size() for p in block.parameters() if p.requires_grad)
-    return Block(x.numel() * x.element_size(), options(traced, toll), working, trained, traced.finish)
+    return BlockCosts(x.numel() * x.element_size(), options(traced, toll), working, trained, traced.finish)
 
 
 def measure_all(
     blocks: Sequence[nn.Module], *inputs: Any, joins: bool = True, repeats: int = 5
-) -> list[Block]:
+) -> list[BlockCosts]:
     """The same of a whole chain on blocks of one width: each kind is measured once, by its weights' shapes.
 
     A block before the first that trains has no way back. `joins`: all are given the same but their input.
     """
-    kinds: dict[object, Block] = {}
-    found: list[Block] = []
+    kinds: dict[object, BlockCosts] = {}
+    found: list[BlockCosts] = []
     for block in blocks:
         weights = [(name, p.shape, p.dtype, p.requires_grad) for name, p in block.named_parameters()]
         learns = inputs[0].requires_grad or any(requires for *_, requires in weights)
@@ -82,19 +82,19 @@ def measure_all(
     return found
 
 
-def options(traced: Trace, toll: float) -> tuple[Option, ...]:
+def options(traced: Trace, toll: float) -> tuple[BlockOption, ...]:
     """All, nothing, and between them the results with the most seconds a byte, one more each time.
 
     `toll`: seconds that choosing among operators costs by itself.
     """
-    found = [Option(None, traced.saved, 0, 0.0), Option((), 0, traced.saved, traced.seconds)]
+    found = [BlockOption(None, traced.saved, 0, 0.0), BlockOption((), 0, traced.saved, traced.seconds)]
     calls: list[Call] = []
     kept, returned, seconds = 0, traced.saved, traced.seconds + toll
     for result in sorted(traced.results, key=lambda each: (-each.seconds / max(1, each.kept), each.calls)):
         calls += result.calls
         kept, returned, seconds = kept + result.kept, returned - result.saved, seconds - result.seconds
         if kept < traced.saved:  # else keeping all costs no more and takes no time
-            found.append(Option(tuple(sorted(calls)), kept, returned, max(0.0, seconds)))
+            found.append(BlockOption(tuple(sorted(calls)), kept, returned, max(0.0, seconds)))
     return tuple(found)
 
 
@@ -118,7 +118,7 @@ def trace(block: nn.Module, *inputs: Any, repeats: int = 5) -> Trace:
     return Trace(results, sum(own.values()), taken + between, finish, len(seen.ops))
 
 
-def _results(ops: Sequence["_Op"], needed: int, own: dict[int, int], output: int) -> Iterator[Result]:
+def _results(ops: Sequence["_Op"], needed: int, own: dict[int, int], output: int) -> Iterator[OperatorResult]:
     """What operators made, without what must not be kept: random numbers, which the recomputation has to
     draw too, and what is read before all is written into it. `own`: what backward wants.
     """
@@ -137,7 +137,9 @@ def _results(ops: Sequence["_Op"], needed: int, own: dict[int, int], output: int
         if not (group.barred or early) and seconds:
             kept = {storage: size for storage, size in group.sizes.items() if storage != output}
             saved = sum(size for storage, size in kept.items() if storage in own)
-            yield Result(tuple(ops[place].call for place in group.places), sum(kept.values()), saved, seconds)
+            yield OperatorResult(
+                tuple(ops[place].call for place in group.places), sum(kept.values()), saved, seconds
+            )
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_accelerate.memory.chain import Block, Cost, Plan, Segment, cost
+from glm_accelerate.memory.chain import BlockCosts, Cost, Plan, Segment, cost
 
 PARTS = 1024  # bytes are counted in so many parts of what keeping everything takes, unless said otherwise
 
@@ -45,7 +45,7 @@ class _Front:
     steps: tuple[_Step, ...]
 
 
-def curve(chain: Sequence[Block], grain: int | None = None) -> list[Point]:
+def curve(chain: Sequence[BlockCosts], grain: int | None = None) -> list[Point]:
     """Every plan worth having, from the least memory to the least time.
 
     Exact with a grain of 1; else bytes are rounded up to whole grains, which misses the optimum by a grain
@@ -60,13 +60,13 @@ def curve(chain: Sequence[Block], grain: int | None = None) -> list[Point]:
     return points
 
 
-def choose(chain: Sequence[Block], budget: int, grain: int | None = None) -> Point | None:
+def choose(chain: Sequence[BlockCosts], budget: int, grain: int | None = None) -> Point | None:
     """The plan of least time that holds at most `budget` bytes, or None where there is none."""
     fit = [point for point in curve(chain, grain) if point.cost.peak <= budget]
     return min(fit, key=lambda point: (point.cost.seconds, point.cost.peak), default=None)
 
 
-def _fronts(chain: Sequence[Block], grain: int) -> list[_Front]:
+def _fronts(chain: Sequence[BlockCosts], grain: int) -> list[_Front]:
     """Of every end of the chain, the whole chain first; the last is the empty one."""
     coarse = [_rounded(block, grain) for block in chain]
     left = [*reversed(list(accumulate((block.left for block in reversed(coarse)), initial=0)))]
@@ -86,7 +86,7 @@ def _fronts(chain: Sequence[Block], grain: int) -> list[_Front]:
     return fronts[::-1]
 
 
-def _single(chain: Sequence[Block], left: Sequence[int], start: int) -> list[_Step]:
+def _single(chain: Sequence[BlockCosts], left: Sequence[int], start: int) -> list[_Step]:
     block = chain[start]
     return [
         _Step(
@@ -99,7 +99,7 @@ def _single(chain: Sequence[Block], left: Sequence[int], start: int) -> list[_St
     ]
 
 
-def _joined(chain: Sequence[Block], left: Sequence[int], start: int) -> list[_Step]:
+def _joined(chain: Sequence[BlockCosts], left: Sequence[int], start: int) -> list[_Step]:
     """Segments of several blocks from `start` on, as far as all may keep nothing."""
     steps: list[_Step] = []
     before, inside, seconds = 0, 0, 0.0  # of what returns: before the block, most at once; of recomputation
@@ -136,7 +136,7 @@ def _plan(fronts: Sequence[_Front], index: int) -> Plan:
     return Plan(tuple(segments))
 
 
-def _rounded(block: Block, grain: int) -> Block:
+def _rounded(block: BlockCosts, grain: int) -> BlockCosts:
     """In whole grains, never fewer."""
 
     def up(count: int) -> int:

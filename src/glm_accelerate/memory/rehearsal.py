@@ -11,7 +11,7 @@ from typing import Literal
 Passed = Literal["through", "first"]
 
 
-class Room:
+class SimulatedMemory:
     """The memory of a device: what is in it, by kind, and what was in it when there was most."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Room:
 class Held:
     """A piece of memory. It is given back when nothing refers to it."""
 
-    def __init__(self, room: Room, kind: str, size: int) -> None:
+    def __init__(self, room: SimulatedMemory, kind: str, size: int) -> None:
         self.room, self.kind, self.size = room, kind, size
         room.add(kind, size)
 
@@ -61,7 +61,7 @@ class Value(Held):
     and keeps what it looks into.
     """
 
-    def __init__(self, room: Room, size: int, edge: Edge | None, of: Held | None = None) -> None:
+    def __init__(self, room: SimulatedMemory, size: int, edge: Edge | None, of: Held | None = None) -> None:
         super().__init__(room, "activations", 0 if of is not None else size)
         self.bytes, self.edge, self.of = size, edge, of
 
@@ -92,7 +92,7 @@ class Node:
 class Tape:
     """Records operators, and plays them backwards."""
 
-    room: Room
+    room: SimulatedMemory
     learns: Callable[[Gradient, Held], None]  # takes the gradient of a weight
     nodes: list[Node | Callable[[], None]] = field(default_factory=list["Node | Callable[[], None]"])
     on: bool = True

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.rehearsal import Gradient, Held, Room, Tape
+from glm_accelerate.memory.rehearsal import Gradient, Held, SimulatedMemory, Tape
 from glm_accelerate.memory.weights import weights_of
 
 ROOT = -1
@@ -19,7 +19,7 @@ class Divided:
     """What is whole for a while. `gradients`: this rank's parts, which stay until the update."""
 
     job: Job
-    room: Room
+    room: SimulatedMemory
     gradients: dict[object, Held]
     sizes: Mapping[int, int]  # whole bytes of each block, and of the rest
     here: dict[int, Held] = field(default_factory=dict[int, Held])

@@ -19,7 +19,7 @@ CURE = "train.micro_tokens or data.max_tokens lower, or memory.recompute=blocks"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AllocatorCounts:
     """What an allocator has asked of its device so far. None of it ever falls."""
 
     segments: int
@@ -27,9 +27,9 @@ class Taken:
     calls: int  # for memory, of any kind
     retries: int  # after everything that was free had been given back
 
-    def since(self, before: "Taken") -> "Taken":
+    def since(self, before: "AllocatorCounts") -> "AllocatorCounts":
         """What came after."""
-        return Taken(
+        return AllocatorCounts(
             self.segments - before.segments,
             self.bytes - before.bytes,
             self.calls - before.calls,
@@ -45,7 +45,7 @@ class Rehearsal:
     positions: int  # of it
     passes: int  # in all
     seconds: float
-    taken: Taken | None  # when it was over, on a GPU
+    taken: AllocatorCounts | None  # when it was over, on a GPU
 
     @property
     def said(self) -> str:
@@ -102,12 +102,12 @@ def make_moments(optimizer: Optimizer) -> None:
         group["lr"] = rate
 
 
-def taken(device: torch.device) -> Taken | None:
+def taken(device: torch.device) -> AllocatorCounts | None:
     """Since the process began; None where torch has no allocator that counts."""
     if device.type != "cuda":
         return None
     said = torch.cuda.memory_stats(device)
-    return Taken(
+    return AllocatorCounts(
         segments=said["segment.all.allocated"],
         bytes=said["reserved_bytes.all.allocated"],
         calls=said["num_device_alloc"],

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from glm_accelerate.memory.offload import ROOM
-from glm_accelerate.memory.rehearsal import Room, Tape
+from glm_accelerate.memory.rehearsal import SimulatedMemory, Tape
 
 
 @dataclass(slots=True)
-class Waiting:
+class OffloadedBytes:
     """What is away of all that blocks keep, and the most that was."""
 
-    room: Room
+    room: SimulatedMemory
     kept: list[int] = field(default_factory=list[int])
     away: int = 0
     most: int = 0

@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 
 from glm_accelerate.kernels.attention_path import facts_of
-from glm_accelerate.kernels.choose import NOT_ASKED, Choice, Work, choices, choose_form
+from glm_accelerate.kernels.choose import NOT_ASKED, Choice, OperatorWork, choices, choose_form
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.kernels.native_rms_norm import LANES
 from glm_accelerate.kernels.quantized import nf4_path
@@ -48,7 +48,7 @@ def bound(model: Decoder, *, training: bool = True) -> list[Choice]:
     form, _ = choose_form(facts, compute, compiled, native)
     held = {part.form for part in model.modules() if isinstance(part, PARTS)}
     assert held == {form}, f"operators are bound as {held}, chosen was {form}: bind_operators was not called"
-    work = Work(compute, sizes.sandwich, sizes.head_width, training, compiled, prefix, native)
+    work = OperatorWork(compute, sizes.sandwich, sizes.head_width, training, compiled, prefix, native)
     return [*choices(facts, work), *_products(model)]
 
 

@@ -38,7 +38,7 @@ def open_sinks(names: Sequence[str], run_dir: Path, config: RunConfig) -> list[O
         "swanlab": lambda: SwanLab(run_dir, config),
     }
     require_packages(names)
-    return [Foreign(openers[name]()) for name in names]
+    return [ForeignSink(openers[name]()) for name in names]
 
 
 def require_packages(names: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ def require_packages(names: Sequence[str]) -> None:
             )
 
 
-class Foreign:
+class ForeignSink:
     """An observer that runs the code of others: whatever goes wrong there, training goes on without it."""
 
     def __init__(self, sink: Observer) -> None:

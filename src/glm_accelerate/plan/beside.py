@@ -13,7 +13,7 @@ from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.cost import CORE_PLAIN, core_speed, speed_of
-from glm_accelerate.plan.fit import Settled
+from glm_accelerate.plan.fit import SettledChoices
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.passes import Load
 
@@ -40,7 +40,7 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EvaluatorPlace:
     """Where evaluations run."""
 
     where: str  # beside, inline or external
@@ -52,7 +52,7 @@ class Place:
 
 
 def between(
-    config: RunConfig, sizes: Sizes, inputs: Inputs, load: Load, settled: Settled, every: int
+    config: RunConfig, sizes: Sizes, inputs: Inputs, load: Load, settled: SettledChoices, every: int
 ) -> Between:
     """Of a run that has held-out data."""
     dev, section, kind = inputs.dev, config.evaluate, kind_of(config.adapt)
@@ -74,7 +74,7 @@ def between(
     )
 
 
-def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -> Place:
+def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -> EvaluatorPlace:
     """What the config says, or the first that holds: a spare device, spare cores that keep up, inline."""
     asked = config.evaluate.where
     on_cpu = hardware.device == "cpu"
@@ -83,17 +83,19 @@ def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -
     needed = ROUND_MODEL * work.model_bytes + PASS_BYTES
     device, but = ("cpu", "") if on_cpu or hardware.count <= ranks else _spare(hardware, ranks, needed)
     if asked == "inline":
-        return Place("inline", "", 0, "the config: training waits")
+        return EvaluatorPlace("inline", "", 0, "the config: training waits")
     if asked == "external":  # wherever that is: on something like this
         why = "the config: `evaluate RUN --follow` does it"
-        return Place("external", "", 0, why, _seconds(hardware, hardware.device, 1, work, work.largest))
+        return EvaluatorPlace(
+            "external", "", 0, why, _seconds(hardware, hardware.device, 1, work, work.largest)
+        )
     # On cores the first evaluation has one of them: it is given more when it does not keep up.
     seconds = _seconds(hardware, device, 1, work, work.largest)
     held = 0.0 if device == "cpu" else needed
     if asked == "beside":
-        return Place("beside", device, max(1, spare), f"{but}the config", seconds, held)
+        return EvaluatorPlace("beside", device, max(1, spare), f"{but}the config", seconds, held)
     if device != "cpu":
-        return Place("beside", device, 1, f"{device} is spare", seconds, held)
+        return EvaluatorPlace("beside", device, 1, f"{device} is spare", seconds, held)
     said = _on_cores(config, hardware, ranks, spare, work)
     return replace(said, why=f"{but}{said.why}", seconds=seconds if said.where == "beside" else 0.0)
 
@@ -109,26 +111,30 @@ def _spare(hardware: Hardware, ranks: int, needed: float) -> tuple[str, str]:
     return "cpu", f"{device} is spare, but an undivided model needs about {needed / 1e9:.1f} of its {has}; "
 
 
-def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, work: Between) -> Place:
+def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, work: Between) -> EvaluatorPlace:
     if not spare:
-        return Place("inline", "", 0, f"training takes all {hardware.cores} cores: it waits")
+        return EvaluatorPlace("inline", "", 0, f"training takes all {hardware.cores} cores: it waits")
     on_cpu = hardware.device == "cpu"
     free = hardware.free_bytes if on_cpu else hardware.host_bytes
     if free < 2 * work.model_bytes:
-        return Place("inline", "", 0, f"no memory for a second model of {work.model_bytes / 1e9:.1f} GB")
+        return EvaluatorPlace(
+            "inline", "", 0, f"no memory for a second model of {work.model_bytes / 1e9:.1f} GB"
+        )
     meanwhile = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
     given = _seconds(hardware, hardware.device, meanwhile, work, PASSES * work.trained)
     cores = f"{spare} spare core{'s' if spare > 1 else ''}"
     if given * work.times < SHORT:
-        return Place("inline", "", 0, "the run is short: starting an evaluator would take longer")
+        return EvaluatorPlace("inline", "", 0, "the run is short: starting an evaluator would take longer")
     usual, most = (
         _seconds(hardware, "cpu", spare, work, tokens) / given for tokens in (work.usual, work.most)
     )
     none_left_out = config.evaluate.keep == "all" or config.evaluate.decides
     if (taken := most if none_left_out else usual) > 1:
-        return Place("inline", "", 0, f"{cores} would take {taken:.1f} times as long as training meanwhile")
+        return EvaluatorPlace(
+            "inline", "", 0, f"{cores} would take {taken:.1f} times as long as training meanwhile"
+        )
     close = f", {most:.0%} in a close race" if most > usual else ""
-    return Place("beside", "cpu", spare, f"{cores}, busy about {usual:.0%} of the time{close}")
+    return EvaluatorPlace("beside", "cpu", spare, f"{cores}, busy about {usual:.0%} of the time{close}")
 
 
 def _seconds(hardware: Hardware, device: str, count: int, work: Between, tokens: float) -> float:

@@ -24,7 +24,7 @@ GRAIN = 1 << 28  # bytes: what is free is never the same twice, and a plan shoul
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryRoom:
     """Memory of one device that a run may use."""
 
     bytes: int
@@ -32,7 +32,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledChoices:
     """What is decided before memory is looked at."""
 
     dtype: str  # of weights
@@ -43,21 +43,26 @@ class Settled:
     shards_why: str
 
 
-def room_of(config: RunConfig, hardware: Hardware, ranks: int) -> Room:
+def room_of(config: RunConfig, hardware: Hardware, ranks: int) -> MemoryRoom:
     """As the config says, or what is free; ranks on a CPU share what the host has."""
     said = None if config.memory.limit == "auto" else read_amount(config.memory.limit)
     if said is not None:
-        return Room(said, "allowed by memory.limit")
+        return MemoryRoom(said, "allowed by memory.limit")
     free = hardware.free_bytes
     if hardware.device != "cpu":
         free += CONTEXT  # which is there already, and is estimated with the rest
-        return Room(free // GRAIN * GRAIN, f"free on {hardware.name}")
+        return MemoryRoom(free // GRAIN * GRAIN, f"free on {hardware.name}")
     shared = f" for each of {ranks} ranks" if ranks > 1 else ""
-    return Room(free // ranks // GRAIN * GRAIN, f"free on this host{shared}")
+    return MemoryRoom(free // ranks // GRAIN * GRAIN, f"free on this host{shared}")
 
 
 def setting_of(
-    config: RunConfig, family: Family, sizes: Sizes, hardware: Hardware, settled: Settled, micro_tokens: int
+    config: RunConfig,
+    family: Family,
+    sizes: Sizes,
+    hardware: Hardware,
+    settled: SettledChoices,
+    micro_tokens: int,
 ) -> Setting:
     """The run as the config says it; what that leaves open is at its least effort. Passes are missing."""
     adapt, memory = config.adapt, config.memory
@@ -98,7 +103,7 @@ def _adapted(config: RunConfig, family: Family, sizes: Sizes) -> tuple[str, ...]
     return tuple(name.rpartition(".")[2] for name, _ in choose_layers(model, config.adapt.targets))
 
 
-def _form(hardware: Hardware, sizes: Sizes, settled: Settled) -> Form:
+def _form(hardware: Hardware, sizes: Sizes, settled: SettledChoices) -> Form:
     """Of operators, as `models.bind` will choose it; for a device that is not here, as if Triton were."""
     dtype = torch.bfloat16 if settled.compute == "fp8" else getattr(torch, settled.compute)
     if hardware.device == "cuda":

@@ -30,7 +30,7 @@ ROUNDS = 2  # through all levers, each at its least beside the others, until not
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlannedRun:
     """A run with one option of each lever."""
 
     options: tuple[Option, ...]
@@ -60,7 +60,7 @@ class Ladder:
     _padding: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
     _estimates: dict[Job, Estimate] = field(default_factory=dict[Job, Estimate])
 
-    def cheapest(self, setting: Setting, levers: Sequence[Lever], most: int = DEVICES) -> Found | None:
+    def cheapest(self, setting: Setting, levers: Sequence[Lever], most: int = DEVICES) -> PlannedRun | None:
         """What fits in the lowest tier up to `most`; None if nothing does."""
         for tier in range(most + 1):
             within = [up_to(lever, tier) for lever in levers]
@@ -70,7 +70,7 @@ class Ladder:
                     return min(fitting, key=lambda found: found.seconds)
         return None
 
-    def least(self, setting: Setting, levers: Sequence[Lever]) -> Found:
+    def least(self, setting: Setting, levers: Sequence[Lever]) -> PlannedRun:
         """What needs the least memory, whether that fits or not."""
         return self.judge(setting, self._least(setting, levers))
 
@@ -83,7 +83,7 @@ class Ladder:
             chosen = min(tried, key=lambda options: about[options])
         return chosen
 
-    def rungs(self, setting: Setting, levers: Sequence[Lever]) -> Iterator[tuple[Option, Found]]:
+    def rungs(self, setting: Setting, levers: Sequence[Lever]) -> Iterator[tuple[Option, PlannedRun]]:
         """Each typed option on top of those above it, and beside it what the plan does by itself; those that
         save next to nothing there are left out. More devices stand in place of the host's memory.
         """
@@ -107,12 +107,12 @@ class Ladder:
             if lever[-1].tier == OFFLOAD:
                 climbed, below = before
 
-    def judge(self, setting: Setting, options: Sequence[Option]) -> Found:
+    def judge(self, setting: Setting, options: Sequence[Option]) -> PlannedRun:
         """The setting under all of these."""
         complete = self._complete(setting, options)
-        return Found(tuple(options), complete, self._seconds(complete), self._estimate(complete.job))
+        return PlannedRun(tuple(options), complete, self._seconds(complete), self._estimate(complete.job))
 
-    def _irreducible(self, setting: Setting, levers: Sequence[Lever], tier: int) -> Iterator[Found]:
+    def _irreducible(self, setting: Setting, levers: Sequence[Lever], tier: int) -> Iterator[PlannedRun]:
         """Every set of typed options that suffices and would not without any one of them, each beside what
         the plan does by itself where that is fastest.
         """
@@ -128,7 +128,7 @@ class Ladder:
                 enough.append(typed)
                 yield found
 
-    def _fastest(self, setting: Setting, levers: Sequence[Lever]) -> Found | None:
+    def _fastest(self, setting: Setting, levers: Sequence[Lever]) -> PlannedRun | None:
         """Of all that fit."""
         every = [options for options in product(*levers) if possible(self._complete(setting, options))]
         for options in sorted(every, key=lambda options: self._seconds(self._complete(setting, options))):

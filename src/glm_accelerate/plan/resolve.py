@@ -17,8 +17,8 @@ from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.together import refuse
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
-from glm_accelerate.plan.beside import Place, between, place_of
-from glm_accelerate.plan.fit import Settled, setting_of
+from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
+from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, ground_of
 from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
@@ -36,12 +36,12 @@ Say = Callable[[str, object, str], None]  # a name, its value, and why
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationPlan:
     """How often, on how many samples at the most, and where."""
 
     every: int
     samples: int
-    place: Place
+    place: EvaluatorPlace
 
 
 def plan_for(config: RunConfig, progress: Callable[[str, int, int], None] | None = None) -> RunPlan:
@@ -122,7 +122,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     return plan, weighed
 
 
-def _refuse(config: RunConfig, settled: Settled, job: Job) -> None:
+def _refuse(config: RunConfig, settled: SettledChoices, job: Job) -> None:
     """What cannot go together, by name."""
     refuse(
         offload=job.offload,
@@ -167,7 +167,7 @@ def _warmup(config: RunConfig, steps: int, say: Say) -> int:
     return warmup
 
 
-def _settled(config: RunConfig, ground: Ground, load: Load, say: Say) -> Settled:
+def _settled(config: RunConfig, ground: Ground, load: Load, say: Say) -> SettledChoices:
     """What does not depend on how much memory there is."""
     dtype, why = _dtype(config)
     say("weights", dtype, why)
@@ -175,11 +175,16 @@ def _settled(config: RunConfig, ground: Ground, load: Load, say: Say) -> Settled
     say("compute", compute, why)
     compiled, why = _compile(config, ground, compute, load)
     say("compile", "on" if compiled else "off", why)
-    return Settled(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
+    return SettledChoices(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
 
 
 def _weighed(
-    config: RunConfig, ground: Ground, settled: Settled, micro_tokens: int, load: Load, place: Place
+    config: RunConfig,
+    ground: Ground,
+    settled: SettledChoices,
+    micro_tokens: int,
+    load: Load,
+    place: EvaluatorPlace,
 ) -> Weighed:
     """Frozen weights that are divided only because there are many are whole where that needs less: what is
     gathered of them comes on top.
@@ -199,7 +204,7 @@ def _weighed(
     return divided if divided.memory.needed < alone.memory.needed else alone
 
 
-def _shards_said(settled: Settled, weighed: Weighed) -> tuple[int, str]:
+def _shards_said(settled: SettledChoices, weighed: Weighed) -> tuple[int, str]:
     shards = weighed.found.setting.job.shards
     return shards, settled.shards_why if shards == settled.shards else "divided they would need more"
 
@@ -354,11 +359,13 @@ def _saving(config: RunConfig, say: Say) -> str:
     return codec
 
 
-def _evaluation(config: RunConfig, ground: Ground, settled: Settled, load: Load, say: Say) -> Evaluation:
+def _evaluation(
+    config: RunConfig, ground: Ground, settled: SettledChoices, load: Load, say: Say
+) -> EvaluationPlan:
     inputs, dev = ground.inputs, ground.inputs.dev
     if dev is None:
         say("evaluation", "never", "no data.dev")
-        return Evaluation(0, 0, Place("never", "", 0, ""))
+        return EvaluationPlan(0, 0, EvaluatorPlace("never", "", 0, ""))
     asked = config.evaluate.every
     every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, load.steps // 10))
     say("evaluation", f"every {every:,} steps", _said(asked, f"a tenth of the run, at most {MOST_BETWEEN}"))
@@ -376,4 +383,4 @@ def _evaluation(config: RunConfig, ground: Ground, settled: Settled, load: Load,
         f"up to {most:,} of {total:,}" if wanted == "auto" else f"{most:,} of {total:,}",
         why,
     )
-    return Evaluation(every, most, place)
+    return EvaluationPlan(every, most, place)

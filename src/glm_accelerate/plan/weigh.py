@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from glm_accelerate.config.amount import write_amount
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.plan.cost import Speed, run_flops
-from glm_accelerate.plan.fit import Room, room_of
+from glm_accelerate.plan.fit import MemoryRoom, room_of
 from glm_accelerate.plan.hardware import Hardware
-from glm_accelerate.plan.ladder import Found, Ladder
+from glm_accelerate.plan.ladder import Ladder, PlannedRun
 from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
 from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Memory
@@ -30,8 +30,8 @@ class Weighed:
     ladder: Ladder
     levers: tuple[Lever, ...]
     setting: Setting
-    found: Found
-    room: Room
+    found: PlannedRun
+    room: MemoryRoom
     speed: Speed | None
 
     @property

@@ -13,7 +13,7 @@ from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.beside import Beside
 from glm_accelerate.evaluate.decide import best, comparable
 from glm_accelerate.evaluate.exam import Findings, Items
-from glm_accelerate.evaluate.results import Request, Result, Status, stem_of, whole_plan
+from glm_accelerate.evaluate.results import EvaluationResult, Request, Status, stem_of, whole_plan
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.state import Judging
 
@@ -97,9 +97,9 @@ class Asked:
             steps |= {*comparable(self.judging.prefix, self.section.margin, until)}
         return steps
 
-    def post(self, request: Request) -> list[Result]:
+    def post(self, request: Request) -> list[EvaluationResult]:
         """Ask. One that still waits for its turn gives way, unless all are to be kept; returns those."""
-        gone: list[Result] = []
+        gone: list[EvaluationResult] = []
         # The beginning always waits: it is what all later steps are seen against.
         giving_way = [one for one in self._waiting.values() if one.step]
         if self.section.keep == "all" or self.section.decides or request.whole:
@@ -111,18 +111,21 @@ class Asked:
             ledger.ask(self.run, request)
         except OSError as error:
             said = f"it could not be asked: {error.strerror}"
-            return [*gone, Result(request.step, request.plan, request.attempt, "failed", reason=said)]
+            return [
+                *gone,
+                EvaluationResult(request.step, request.plan, request.attempt, "failed", reason=said),
+            ]
         self._waiting[request.stem] = request
         self._since[request.stem] = time.monotonic()
         return gone
 
-    def answer(self, request: Request, status: Status, reason: str) -> list[Result]:
+    def answer(self, request: Request, status: Status, reason: str) -> list[EvaluationResult]:
         """In an evaluator's place. If one was faster, its answer counts."""
         return self.publish(
-            Findings(Result(request.step, request.plan, request.attempt, status, reason=reason))
+            Findings(EvaluationResult(request.step, request.plan, request.attempt, status, reason=reason))
         )
 
-    def publish(self, findings: Findings) -> list[Result]:
+    def publish(self, findings: Findings) -> list[EvaluationResult]:
         """What stands in the ledger then. A full disk costs the file, never the training."""
         result = findings.result
         self._waiting.pop(result.stem, None)
@@ -133,18 +136,20 @@ class Asked:
             return [replace(result, reason=f"{result.reason or 'measured'}; not written: {error}")]
         return [result if stands is None else stands]
 
-    def read(self, request: Request) -> Result | None:
+    def read(self, request: Request) -> EvaluationResult | None:
         """The answer, if it is there."""
         try:
             result = ledger.read(self.run, request.stem)
         except UserError as error:  # damaged from outside
-            result = Result(request.step, request.plan, request.attempt, "failed", reason=str(error))
+            result = EvaluationResult(
+                request.step, request.plan, request.attempt, "failed", reason=str(error)
+            )
         if result is not None:
             self._waiting.pop(request.stem, None)
             self._longest = max(self._longest, result.seconds)
         return result
 
-    def look(self) -> tuple[list[Result], list[str]]:
+    def look(self) -> tuple[list[EvaluationResult], list[str]]:
         """What has been answered since the last look, and what a person should know of the evaluator."""
         said = [] if self.beside is None else self.beside.look()
         if self.beside is not None:

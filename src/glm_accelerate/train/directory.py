@@ -45,7 +45,7 @@ class ConfigChanged(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StartChoice:
     """Where to go on: the first of `paths` that reads whole. None at all: at the beginning."""
 
     paths: tuple[Path, ...]
@@ -98,18 +98,18 @@ def _flag(key: str, now: RunConfig) -> str:
     return f"--accept {name}" + (" --accept schedule" if longer else "")
 
 
-def choose_start(run: Path, resume: str) -> Choice:
+def choose_start(run: Path, resume: str) -> StartChoice:
     """The checkpoints to go on from. `resume`: auto, never, a step or a directory. Nothing is changed yet."""
     if resume == "auto":
         return _newest(run)
     if resume == "never":
-        return Choice(())
+        return StartChoice(())
     if resume.isascii() and resume.isdigit():
         return _of_step(run, resume)
     return _at(Path(resume))
 
 
-def read_first(choice: Choice, read: Callable[[Path], Read]) -> tuple[Read | None, list[str]]:
+def read_first(choice: StartChoice, read: Callable[[Path], Read]) -> tuple[Read | None, list[str]]:
     """What `read` makes of the first checkpoint that is whole, and warnings that name those passed over.
 
     `read` raises `Damaged` on what is not as it was written. A named checkpoint has to do.
@@ -141,7 +141,7 @@ def give_up_after(run: Path, step: int) -> list[int]:
         raise UserError(said, where=error.filename) from error
 
 
-def _newest(run: Path) -> Choice:
+def _newest(run: Path) -> StartChoice:
     found = candidates(run)
     if not found.paths and published(run):
         raise _none_whole(found.reasons)
@@ -149,24 +149,24 @@ def _newest(run: Path) -> Choice:
     if not found.paths and given_up:
         cure = f"--resume never to begin at step 1, or --resume {given_up[-1]} (a path)"
         raise UserError("its checkpoints are all in abandoned/", where=run, cure=cure)
-    return Choice(tuple(found.paths), tuple(found.reasons))
+    return StartChoice(tuple(found.paths), tuple(found.reasons))
 
 
-def _of_step(run: Path, step: str) -> Choice:
+def _of_step(run: Path, step: str) -> StartChoice:
     path = run / FOLDER / f"checkpoint-{step}"
     if step_of(path.name) is None or not path.is_dir():
         there = ", ".join(path.name.removeprefix("checkpoint-") for path in reversed(published(run)))
         raise UserError(f"no checkpoint of step {step}", where=run, cure=f"there are {there or 'none'}")
-    return Choice((path,), explicit=True)
+    return StartChoice((path,), explicit=True)
 
 
-def _at(path: Path) -> Choice:
+def _at(path: Path) -> StartChoice:
     """Nothing beside the path is looked at."""
     if not is_directory(path):
         raise UserError("no such checkpoint", where=path, cure="--resume auto, never, a step or a directory")
     if step_of(path.name, "snapshot") is not None:
         raise UserError("a snapshot holds weights only", where=path, cure="a new run with --init-from")
-    return Choice((path,), explicit=True, foreign=is_foreign(path))
+    return StartChoice((path,), explicit=True, foreign=is_foreign(path))
 
 
 def _none_whole(reasons: list[str]) -> UserError:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.checkpointer import Outcome
+from glm_accelerate.checkpoint.checkpointer import SaveOutcome
 from glm_accelerate.checkpoint.find import BEST, best_of
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.decide import Judged, best, finalists, judge, lowered, overshoot, stopped_at
 from glm_accelerate.evaluate.exam import Items
 from glm_accelerate.evaluate.examine import GlmExaminer, failed
-from glm_accelerate.evaluate.results import Request, Result
+from glm_accelerate.evaluate.results import EvaluationResult, Request
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
@@ -59,7 +59,9 @@ class Evaluation:
     _unnamed: int | None = None  # the best step, as long as its checkpoint is still to come
     _looked: float = 0.0
     _ready: list[int] = field(default_factory=list[int])  # steps whose snapshot is there, not posted yet
-    _whole: dict[int, Result] = field(default_factory=dict[int, Result])  # of finalists, on all samples
+    _whole: dict[int, EvaluationResult] = field(
+        default_factory=dict[int, EvaluationResult]
+    )  # of finalists, on all samples
 
     @property
     def judging(self) -> Judging:
@@ -201,7 +203,7 @@ class Evaluation:
                 self._name(self._unnamed)
         self._post_ready()
 
-    def _land(self, outcomes: Iterable[Outcome]) -> None:
+    def _land(self, outcomes: Iterable[SaveOutcome]) -> None:
         for outcome in outcomes if self.ranks.first else ():
             if outcome.path is None:
                 request = self.asked.request(outcome.step)
@@ -220,7 +222,7 @@ class Evaluation:
                 self._ready.remove(step)
                 self._take(self.asked.post(self.asked.request(step)))
 
-    def _take(self, results: Iterable[Result]) -> None:
+    def _take(self, results: Iterable[EvaluationResult]) -> None:
         """Results are in."""
         for result in results:
             told = {"where": self.where, "taken_at": self.progress.position}

@@ -22,7 +22,7 @@ from glm_accelerate.train.evaluation import Evaluation
 from glm_accelerate.train.half import Half, settle
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
-from glm_accelerate.train.step import Outcome, update
+from glm_accelerate.train.step import StepOutcome, update
 from glm_accelerate.train.stop import StopRequest
 from glm_accelerate.train.watch import Watch
 
@@ -107,7 +107,7 @@ def loop(run: Run, stop: StopRequest) -> str:
     return "done"
 
 
-def _warn(run: Run, step: Step, outcome: Outcome, usual: float | None) -> None:
+def _warn(run: Run, step: Step, outcome: StepOutcome, usual: float | None) -> None:
     """What a person should know of this step."""
     said = [run.watch.drift(step)]
     if run.progress.level.jumped == step.number:
@@ -140,7 +140,7 @@ def _rate(run: Run) -> float:
 
 
 def _fields(
-    run: Run, step: Step, outcome: Outcome, learning_rate: float, seconds: float
+    run: Run, step: Step, outcome: StepOutcome, learning_rate: float, seconds: float
 ) -> dict[str, object]:
     """The `step` event of the contract."""
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
 from glm_accelerate.checkpoint.codec import weigh
 from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.checkpoint.policy import Adaptive, Fixed, Measured, Policy, decide
@@ -56,7 +56,7 @@ class Saver:
     packing: bool = False  # the first rank's: files are to be compressed from the next save on
     _began: float = field(default_factory=time.perf_counter)
     _last: float = field(default_factory=time.perf_counter)  # when the last save began
-    _landed: Outcome | None = None  # the last one that was published
+    _landed: SaveOutcome | None = None  # the last one that was published
     _ready: bool = False
     _bytes: int = 0
     _failed: dict[int, str] = field(default_factory=dict[int, str])
@@ -165,7 +165,7 @@ class Saver:
             said = f"the memory for checkpoints cannot be locked ({refused}): the copy takes longer"
             self.events.emit("warning", {"said": said})
 
-    def _weigh_codec(self, outcome: Outcome) -> None:
+    def _weigh_codec(self, outcome: SaveOutcome) -> None:
         """Whether compressing saves time here, from what the first checkpoint took and a sample."""
         tensor = max((piece.tensor for piece in self.hold()[WEIGHTS].values()), key=torch.Tensor.numel)
         sample = tensor.detach().flatten()[: SAMPLE // tensor.element_size()].cpu()
@@ -175,7 +175,7 @@ class Saver:
         self.packing = choice.codec == "zstd"
         self.events.emit("decision", {"said": f"checkpoint.codec: {choice.codec} ({choice.reason})"})
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: SaveOutcome) -> None:
         if outcome.error is not None:
             self._failed[outcome.step] = outcome.error
             said = f"the checkpoint of step {outcome.step} was NOT written: {outcome.error}; training goes on"

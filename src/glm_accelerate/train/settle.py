@@ -33,7 +33,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.directory import Choice, check_config, choose_start, give_up_after
+from glm_accelerate.train.directory import StartChoice, check_config, choose_start, give_up_after
 from glm_accelerate.train.fingerprints import fingerprints
 from glm_accelerate.train.mismatch import check
 
@@ -57,7 +57,7 @@ class Settled:
     directory: Path
     start: Start
     ranks: Ranks
-    choice: Choice
+    choice: StartChoice
     attempt: int
     run_id: str
     model_dir: Path
@@ -154,7 +154,7 @@ def take_effect(settled: Settled, position: int) -> list[str]:
     return [f"checkpoints of steps {moved} are in abandoned/ now"] if moved else []
 
 
-def _as_before(config: RunConfig, directory: Path, choice: Choice, ranks: int) -> RunConfig:
+def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: int) -> RunConfig:
     """Passes, divisions and operators decide in which order numbers are summed: where the config leaves them
     open, a run goes on with those that it began with, whatever memory and speed the machine has today.
     """
@@ -200,7 +200,7 @@ def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> Run
 
 def _begin(
     config: RunConfig, directory: Path, start: Start, ranks: Ranks
-) -> tuple[Choice, int, str, Path | None]:
+) -> tuple[StartChoice, int, str, Path | None]:
     """Where to go on, the number of this attempt, the run's own name, and whose weights it begins on."""
 
     def find() -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _begin(
     said = ranks.decide(find)
     choice = said["choice"]
     paths, warnings = tuple(map(Path, choice["paths"])), tuple(choice["warnings"])
-    found = Choice(paths, warnings, choice["explicit"], choice["foreign"])
+    found = StartChoice(paths, warnings, choice["explicit"], choice["foreign"])
     return found, said["attempt"], said["run_id"], Path(said["source"]) if said["source"] else None
 
 

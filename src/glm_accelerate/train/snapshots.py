@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
 from glm_accelerate.checkpoint.format import WEIGHTS, place, step_of
 from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.train.state import Pieces
@@ -39,7 +39,7 @@ class Snapshots:
         save = Save(step, self.attempt, self._weights(), {}, self.fingerprints, self.facts)
         return self.checkpointer.save(save)
 
-    def landed(self) -> list[Outcome]:
+    def landed(self) -> list[SaveOutcome]:
         """Those that ended since this was last asked."""
         return self.checkpointer.outcomes()
 
@@ -49,7 +49,7 @@ class Snapshots:
         while self.busy() and time.monotonic() < ends:
             time.sleep(0.02)
 
-    def close(self, limit: float) -> list[Outcome]:
+    def close(self, limit: float) -> list[SaveOutcome]:
         """Wait for the one under way, and let the memory go."""
         return self.checkpointer.close(limit)
 

@@ -29,7 +29,7 @@ from glm_accelerate.runtime.device import send
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What an update did. Not applied: its gradients were not finite and the weights are as before."""
 
     loss: float
@@ -98,7 +98,7 @@ def update(
     scale: float = 1.0,
     offload: bool = False,
     fused: FusedBackward | None = None,
-) -> Outcome:
+) -> StepOutcome:
     """One whole step, the same on every rank: all apply it or none does. `scale`: of the loss, in float16.
 
     `fused`: weights move within the backward pass, up to a gradient that is not finite.
@@ -116,4 +116,4 @@ def update(
     if applied and fused is None:
         apply(optimizer, learning_rate, share(norm_of_all, limit, scale))
     optimizer.zero_grad(set_to_none=True)
-    return Outcome(total, norm, applied)
+    return StepOutcome(total, norm, applied)

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.trainer import PrinterCallback
 
 from glm_accelerate.assemble import foreign
-from glm_accelerate.assemble.foreign import Foreign, is_foreign, read_foreign
+from glm_accelerate.assemble.foreign import ForeignCheckpoint, is_foreign, read_foreign
 from glm_accelerate.checkpoint.pickled import unpickle
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.models.adapt import adapt
@@ -91,7 +91,7 @@ def stock(model_dir: Path, out: Path, method: str) -> tuple[Path, list[float]]:
     return out / f"checkpoint-{SAVED}", losses
 
 
-def go_on(model_dir: Path, section: AdaptSection, begun: Foreign) -> list[float]:
+def go_on(model_dir: Path, section: AdaptSection, begun: ForeignCheckpoint) -> list[float]:
     """Our own parts from there to the end, on the batches that stock had."""
     model = load_model(model_dir, dtype=torch.float32)
     adapt(model, section)
@@ -132,7 +132,7 @@ def test_the_loss_goes_on_as_stocks(
     assert len(begun.optimizer) == 3 * len(begun.weights)
     assert [note for note in begun.notes if "train.steps=6" in note]
     assert apart(go_on(model_dir, SECTIONS[method], begun), losses[SAVED:]) < 1e-4
-    forgetful = Foreign(begun.step, begun.weights, {}, [])  # so the comparison can see the moments
+    forgetful = ForeignCheckpoint(begun.step, begun.weights, {}, [])  # so the comparison can see the moments
     assert apart(go_on(model_dir, SECTIONS[method], forgetful), losses[SAVED:]) > 1e-3
     assert not list(tmp_path.glob(".stock.*"))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
 from glm_accelerate.checkpoint.format import Piece, read_manifest, verify
 from glm_accelerate.checkpoint.meeting import Patience
 from glm_accelerate.checkpoint.read import Reader
@@ -43,7 +43,7 @@ def save(step: int, groups: Pieces) -> Save:
     return Save(step, 1, groups, {"position": step}, {"data": "d"}, {"template": "glm4"})
 
 
-def ended(checkpointer: Checkpointer, seconds: float = 100) -> Outcome:
+def ended(checkpointer: Checkpointer, seconds: float = 100) -> SaveOutcome:
     until = time.monotonic() + seconds
     while checkpointer.busy():
         assert time.monotonic() < until

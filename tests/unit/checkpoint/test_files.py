@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from glm_accelerate.checkpoint import files
-from glm_accelerate.checkpoint.files import Part, blocks, write_files
+from glm_accelerate.checkpoint.files import PieceEntry, blocks, write_files
 from glm_accelerate.checkpoint.finite import all_finite
 from glm_accelerate.checkpoint.format import Piece, digest
 from glm_accelerate.checkpoint.staging import as_bytes, in_place, plan
@@ -62,7 +62,7 @@ def test_any_tool_opens_the_file(limit: int, tmp_path: Path, monkeypatch: pytest
 def test_blocks_tile_a_piece(size: tuple[int, ...], limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BLOCK", limit)
     offset = tuple(range(10, 10 + len(size)))
-    part = Part("g", "n", "F32", size, offset, size, 0, math.prod(size) * 4)
+    part = PieceEntry("g", "n", "F32", size, offset, size, 0, math.prod(size) * 4)
     seen = torch.zeros(size, dtype=torch.int64)
     order = torch.arange(math.prod(size)).reshape(size)
     number = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, Outcome, Save
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
 from glm_accelerate.checkpoint.format import Piece, verify
 from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.checkpoint.read import Reader
@@ -107,7 +107,7 @@ def piece(rank: int, rows: int = 2) -> dict[str, dict[str, Piece]]:
     return {"weights": {"w": Piece(torch.full((rows, 3), float(rank)), (4, 3), (2 * rank, 0))}}
 
 
-def finish(*made: Checkpointer) -> list[Outcome]:
+def finish(*made: Checkpointer) -> list[SaveOutcome]:
     until = time.monotonic() + 60
     while sum(checkpointer.busy() for checkpointer in made):
         assert time.monotonic() < until

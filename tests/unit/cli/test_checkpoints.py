@@ -13,7 +13,7 @@ from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.exam import Findings
 from glm_accelerate.evaluate.ledger import ask, publish
-from glm_accelerate.evaluate.results import Request, Result
+from glm_accelerate.evaluate.results import EvaluationResult, Request
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_evaluations_beside_training_found_counts(
     for step in range(1, 6):
         save(tmp_path, step, 1, weights={}, optimizer={}, state={}, fingerprints={}, facts={"loss": None})
     for step, loss in ((1, 2.5), (3, 2.0), (4, 2.25), (5, 2.125)):
-        publish(tmp_path, Findings(Result(step, "0123abcd", 1, "done", loss=loss)))
+        publish(tmp_path, Findings(EvaluationResult(step, "0123abcd", 1, "done", loss=loss)))
     ask(tmp_path, Request(2, "0123abcd", 1, "snapshots/snapshot-2"))
     assert main(["checkpoints", str(tmp_path), "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)

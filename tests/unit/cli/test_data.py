@@ -15,7 +15,7 @@ from glm_accelerate.cli.data import render, visible
 from glm_accelerate.cli.main import main
 from glm_accelerate.cli.progress import Lines
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.types import Place, Sample
+from glm_accelerate.data.types import FilePlace, Sample
 from glm_accelerate.demo.tiny import Size, write_tiny
 
 
@@ -120,7 +120,7 @@ def test_targets_stand_out_in_colour(config: Path) -> None:
     tokenizer = load_tokenizer(config.parent / "model")
     tokens = [*tokenizer.encode(["ask"])[0], tokenizer.special("<|user|>")]
     learnt = np.array([False] * (len(tokens) - 1) + [True])
-    sample = Sample(np.array(tokens, np.int32), learnt, Place("a", 1))
+    sample = Sample(np.array(tokens, np.int32), learnt, FilePlace("a", 1))
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
     with console.capture() as capture:
         console.print(render(sample, tokenizer, coloured=True))

@@ -6,9 +6,9 @@ from rich.console import Console
 
 from glm_accelerate.cli.findings import as_json, show
 from glm_accelerate.evaluate.exam import Findings, Prediction
-from glm_accelerate.evaluate.results import Comparison, Result
+from glm_accelerate.evaluate.results import Comparison, EvaluationResult
 
-RESULT = Result(
+RESULT = EvaluationResult(
     step=400, plan="0123abcd", attempt=0, status="done", loss=2.1139, ci95=(2.08, 2.15), samples=700,
     asked=128, total=4000,
     metrics={"exact_match": 0.25, "my[red].py:score": 31.4159},

@@ -8,7 +8,7 @@ import pytest
 from glm_accelerate.data.deal import deal
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pipeline import steps
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.types import FilePlace, Sample, Step
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -27,7 +27,7 @@ def test_everything_is_dealt_once_and_evenly(ranks: int) -> None:
 def taken(ranks: int, batching: str) -> list[list[Step]]:
     generator = np.random.default_rng(0)
     samples = [
-        Sample(np.arange(n, dtype=np.int32), generator.random(n) < 0.5, Place("made", 1))
+        Sample(np.arange(n, dtype=np.int32), generator.random(n) < 0.5, FilePlace("made", 1))
         for n in generator.integers(2, 90, 23)
     ]
     order = Order(np.array([len(sample) for sample in samples], np.int32), ((0, 23, 1.0),), 7, step_samples=5)

@@ -10,10 +10,10 @@ import pytest
 from glm_accelerate.data.encode import Kept, Left, Reason, encode, encode_prompt
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
-from glm_accelerate.data.types import Conversation, Message, Place, ToolCall
+from glm_accelerate.data.types import Conversation, FilePlace, Message, ToolCall
 from glm_accelerate.runtime.errors import UserError
 
-PLACE = Place("train.jsonl", 3)
+PLACE = FilePlace("train.jsonl", 3)
 
 
 def talk(*texts: str) -> Conversation:

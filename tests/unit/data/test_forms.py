@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from glm_accelerate.data.forms import FormatName, conversation
-from glm_accelerate.data.types import Message, Place, ToolCall
+from glm_accelerate.data.types import FilePlace, Message, ToolCall
 from glm_accelerate.runtime.errors import UserError
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}
@@ -22,7 +22,7 @@ AGENT = (
 
 
 def messages(line: dict[str, Any], format: FormatName) -> tuple[Message, ...]:
-    return conversation(line, format, Place("f", 1)).messages
+    return conversation(line, format, FilePlace("f", 1)).messages
 
 
 def test_openai_tool_calls() -> None:
@@ -162,7 +162,7 @@ def said(turn: dict[str, Any]) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_does_not_fit_is_named(line: dict[str, Any], format: FormatName, complaint: str) -> None:
     with pytest.raises(UserError, match=rf"^f:1: .*{complaint}"):
-        conversation(line, format, Place("f", 1))
+        conversation(line, format, FilePlace("f", 1))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from glm_accelerate.data.encode import Kept, Left, encode
 from glm_accelerate.data.label import TrainOn
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
-from glm_accelerate.data.types import Conversation, Message, Place
+from glm_accelerate.data.types import Conversation, FilePlace, Message
 
 TOOL = {
     "type": "function",
@@ -80,7 +80,7 @@ def test_stock_labels_of_glm4(
 ) -> None:
     tokenizer = load_tokenizer(fast_dir)
     stock = Stock(fast_dir, chat_templates[name], tokenizer)
-    conversation = Conversation(TALK[:turns], Place("f", 1))
+    conversation = Conversation(TALK[:turns], FilePlace("f", 1))
     template = get_template(name)
     found = encode([conversation], template, tokenizer, train_on=train_on, labels="stock", max_tokens=limit)
     tokens, labels = (stock.one_by_one if train_on == "all" else stock.combined)(TALK[:turns], limit)
@@ -101,14 +101,14 @@ def test_stock_labels_of_chatglm3_learn_what_tools_say(sentence_dir: Path) -> No
         mask += [message.role not in ("system", "user")] * len(new)
     tokens.append(tokenizer.special("</s>"))
     labels = [token if on else -100 for token, on in zip(tokens, [False, *mask], strict=True)]
-    conversation = Conversation(tuple(messages), Place("f", 1))
+    conversation = Conversation(tuple(messages), FilePlace("f", 1))
     [found] = encode([conversation], get_template("chatglm3"), tokenizer, labels="stock", max_tokens=4096)
     assert labelled(found) == (tokens, labels)
 
 
 def test_exact_differs_from_stock_only_in_the_last_stop(fast_dir: Path) -> None:
     tokenizer, template = load_tokenizer(fast_dir), get_template("glm4")
-    conversation = Conversation(TALK, Place("f", 1))
+    conversation = Conversation(TALK, FilePlace("f", 1))
     exact, stock = (
         labelled(encode([conversation], template, tokenizer, labels=labels, max_tokens=4096)[0])
         for labels in ("exact", "stock")

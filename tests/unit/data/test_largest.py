@@ -10,7 +10,7 @@ from glm_accelerate.data.largest import MOST_LOOKED_AT, find_largest, largest_st
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import ARRANGE, widest_for
 from glm_accelerate.data.pipeline import steps
-from glm_accelerate.data.types import IGNORED, Place, Sample
+from glm_accelerate.data.types import IGNORED, FilePlace, Sample
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Made:
         draw = np.random.default_rng([self.seed, number])
         length = int(self.lengths[number])
         targets = draw.random(length) < 1 / 3
-        return Sample(draw.integers(0, 99, length).astype(np.int32), targets, Place("made", number + 1))
+        return Sample(draw.integers(0, 99, length).astype(np.int32), targets, FilePlace("made", number + 1))
 
     @property
     def targets(self) -> np.ndarray:

@@ -9,9 +9,9 @@ import pytest
 from glm_accelerate.data.encode import Kept, encode
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
-from glm_accelerate.data.types import Conversation, Message, Place, Role, ToolCall
+from glm_accelerate.data.types import Conversation, FilePlace, Message, Role, ToolCall
 
-PLACE = Place("f", 1)
+PLACE = FilePlace("f", 1)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glm_accelerate.data.measure import Bar, histogram, percentiles, useful_shares
+from glm_accelerate.data.measure import LengthBar, histogram, percentiles, useful_shares
 
 
 def test_percentiles_are_lengths_that_occur() -> None:
@@ -20,8 +20,8 @@ def test_histogram_counts_every_sample_once() -> None:
     lengths = np.array([1, 63, 64, 500, 1000, 1000], np.int32)
     bars = histogram(lengths)
     assert sum(bar.samples for bar in bars) == 6
-    assert bars[0] == Bar(1, 64, 3)
-    assert bars[1] == Bar(65, 128, 0)
+    assert bars[0] == LengthBar(1, 64, 3)
+    assert bars[1] == LengthBar(65, 128, 0)
     assert bars[-1].first <= 1000 <= bars[-1].last
     assert len(bars) <= 16
 

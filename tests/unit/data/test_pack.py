@@ -5,7 +5,7 @@ import pytest
 
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE, Arrangement, pack
-from glm_accelerate.data.types import IGNORED, Place, Sample
+from glm_accelerate.data.types import IGNORED, FilePlace, Sample
 
 
 def long_tailed(count: int, seed: int) -> list[int]:
@@ -72,7 +72,7 @@ ROW = Arrangement(((0, 1),), 64)
 
 
 def sample(*tokens: int, learnt: str) -> Sample:
-    return Sample(np.array(tokens, dtype=np.int32), np.array([c == "x" for c in learnt]), Place("t", 1))
+    return Sample(np.array(tokens, dtype=np.int32), np.array([c == "x" for c in learnt]), FilePlace("t", 1))
 
 
 def test_labels_are_the_next_token_of_the_same_document() -> None:

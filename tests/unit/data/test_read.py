@@ -12,7 +12,7 @@ from shlex import quote
 import pytest
 
 from glm_accelerate.data.read import FormatName, find_format, parse_line, read, read_lines
-from glm_accelerate.data.types import Conversation, Message, Place
+from glm_accelerate.data.types import Conversation, FilePlace, Message
 from glm_accelerate.runtime.errors import UserError
 
 GOOD = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
@@ -47,7 +47,7 @@ def test_bom_blank_lines_and_windows_line_ends(file: Path) -> None:
         b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\r\n  \n" + json.dumps(GOOD).encode()
     )
     found = list(read(file))
-    assert found == [Conversation(TURNS, Place(str(file), line)) for line in (1, 4)]
+    assert found == [Conversation(TURNS, FilePlace(str(file), line)) for line in (1, 4)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 90, 1000])
@@ -235,7 +235,7 @@ def test_forms_are_told_from_their_keys(file: Path, line: object, form: str) -> 
 
 
 def test_plain_text(file: Path) -> None:
-    assert list(read(write(file, {"text": "t"}))) == [Conversation((), Place(str(file), 1), "t")]
+    assert list(read(write(file, {"text": "t"}))) == [Conversation((), FilePlace(str(file), 1), "t")]
 
 
 def test_a_format_that_was_asked_for_is_not_guessed(file: Path) -> None:
@@ -250,5 +250,5 @@ def test_unknown_keys_are_listed(file: Path) -> None:
 
 
 def test_parse_line_takes_one_line() -> None:
-    place = Place("f", 9)
+    place = FilePlace("f", 9)
     assert parse_line(json.dumps(GOOD).encode(), place, "messages") == Conversation(TURNS, place)

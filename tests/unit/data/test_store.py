@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glm_accelerate.data.store import Block, BrokenStore, Remark, Span, Store, Writer, open_part
-from glm_accelerate.data.types import Place
+from glm_accelerate.data.store import BrokenStore, EncodedBlock, Remark, SourceSpan, Store, Writer, open_part
+from glm_accelerate.data.types import FilePlace
 
 SOURCE = Path("talk.jsonl")
 
 
-def block(samples: Sequence[Sequence[int]], lines: Sequence[int], **rest: object) -> Block:
+def block(samples: Sequence[Sequence[int]], lines: Sequence[int], **rest: object) -> EncodedBlock:
     """Samples written as they are stored: a learnt token t as ~t."""
     said = {"truncated": 0, "dropped": {}, "bad": 0, "remarks": (), **rest}
     flat = np.array([token for sample in samples for token in sample], np.int32)
     lengths = np.array([len(sample) for sample in samples], np.int32)
     targets = np.array([sum(token < 0 for token in sample) for sample in samples], np.int32)
-    return Block(flat, lengths, targets, np.array(lines, np.int32), **said)  # pyright: ignore[reportArgumentType]
+    return EncodedBlock(flat, lengths, targets, np.array(lines, np.int32), **said)  # pyright: ignore[reportArgumentType]
 
 
-def write(cache: Path, name: str, *blocks: Block) -> Path:
+def write(cache: Path, name: str, *blocks: EncodedBlock) -> Path:
     temporary = cache / f".building-{name}"
     temporary.mkdir(parents=True)
     with Writer(temporary) as writer:
@@ -42,7 +42,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert store.targets.tolist() == [2, 1, 1]
     assert [store[i].tokens.tolist() for i in range(3)] == [[5, 6, 7], [8, 0], [9]]
     assert [store[i].targets.tolist() for i in range(3)] == [[False, True, True], [False, True], [True]]
-    assert [store[i].place for i in range(3)] == [Place("talk.jsonl", line) for line in (1, 3, 40)]
+    assert [store[i].place for i in range(3)] == [FilePlace("talk.jsonl", line) for line in (1, 3, 40)]
     assert store.tokens_of(1).tolist() == [8, 0]
     assert store[0].tokens.dtype == np.int32
 
@@ -52,8 +52,8 @@ def test_several_sources_are_numbered_through(tmp_path: Path) -> None:
     two = open_part(write(tmp_path, "two", block([[~3]], [9])), Path("two.jsonl"), 0.5)
     store = Store((one, two))
 
-    assert store.spans == (Span(0, 2, 2.0), Span(2, 3, 0.5))
-    assert store[2].place == Place("two.jsonl", 9)
+    assert store.spans == (SourceSpan(0, 2, 2.0), SourceSpan(2, 3, 0.5))
+    assert store[2].place == FilePlace("two.jsonl", 9)
     assert store.lengths.tolist() == [1, 1, 1]
     assert store.fingerprint == Store((one, two)).fingerprint
     assert store.fingerprint != Store((two, one)).fingerprint, (
@@ -67,7 +67,7 @@ def test_several_sources_are_numbered_through(tmp_path: Path) -> None:
 
 def test_report_adds_up_and_names_the_first_few_lines(tmp_path: Path) -> None:
     def left(line: int, reason: str) -> Remark:
-        return Remark(Place("talk.jsonl", line), reason)
+        return Remark(FilePlace("talk.jsonl", line), reason)
 
     many = tuple(left(line, "too long") for line in range(1, 5))
     blocks = [
@@ -84,7 +84,7 @@ def test_report_adds_up_and_names_the_first_few_lines(tmp_path: Path) -> None:
     assert report.dropped == {"too long": 16, "no target": 2}
     kept = part.report.remarks
     assert [remark.reason for remark in kept] == ["too long"] * 5 + ["unreadable: x"]
-    assert kept[-1].place == Place("talk.jsonl", 90)
+    assert kept[-1].place == FilePlace("talk.jsonl", 90)
 
 
 def test_a_source_without_samples_opens(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_source_without_samples_opens(tmp_path: Path) -> None:
     full = open_part(write(tmp_path, "full", block([[1]], [1])), SOURCE, 1.0)
     store = Store((empty, full))
     assert len(store) == 1
-    assert store[0].place == Place("talk.jsonl", 1)
+    assert store[0].place == FilePlace("talk.jsonl", 1)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "targets.bin", "places.bin", "report.json"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from glm_accelerate.data.templates import detect_template, get_template
-from glm_accelerate.data.types import Message, Piece, ToolCall
+from glm_accelerate.data.types import Message, TextPiece, ToolCall
 from glm_accelerate.runtime.errors import UserError
 
 TOOL = {
@@ -26,11 +26,11 @@ AGENT = [
 ]
 
 
-def text_of(pieces: list[Piece]) -> str:
+def text_of(pieces: list[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def learnt(pieces: list[Piece]) -> list[str]:
+def learnt(pieces: list[TextPiece]) -> list[str]:
     return [piece.text for piece in pieces if piece.target]
 
 
@@ -118,7 +118,7 @@ def test_chatglm2_counts_rounds_from_one() -> None:
     assert learnt(pieces) == ["b", "</s>"]
     assert get_template("chatglm2").render(messages[:3], generation_prompt=True) == [
         *pieces[:2],
-        Piece(prompt, turn=2),
+        TextPiece(prompt, turn=2),
     ]
 
 

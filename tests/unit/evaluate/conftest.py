@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from glm_accelerate.data.types import Place, Sample
+from glm_accelerate.data.types import FilePlace, Sample
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.sizes import Sizes
 
@@ -57,7 +57,7 @@ class Held:
 def make_sample(tokens: Sequence[int], learnt: Sequence[int], line: int = 1) -> Sample:
     targets = np.zeros(len(tokens), bool)
     targets[list(learnt)] = True
-    return Sample(np.array(tokens, np.int32), targets, Place("dev.jsonl", line))
+    return Sample(np.array(tokens, np.int32), targets, FilePlace("dev.jsonl", line))
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from glm_accelerate.evaluate.decide import (
     overshoot,
     stopped_at,
 )
-from glm_accelerate.evaluate.results import Comparison, Result
+from glm_accelerate.evaluate.results import Comparison, EvaluationResult
 
 
-def settled(asked: Sequence[int], results: Mapping[int, Result]) -> list[Judged]:
+def settled(asked: Sequence[int], results: Mapping[int, EvaluationResult]) -> list[Judged]:
     """As the trainer does it: a result is in after the one that it was compared with."""
     judged: dict[int, Judged] = {}
     for step in sorted(results):
@@ -30,8 +30,10 @@ def settled(asked: Sequence[int], results: Mapping[int, Result]) -> list[Judged]
     return answered(asked, judged)
 
 
-def done(step: int, loss: float | None, *, samples: int = 9, against: Comparison | None = None) -> Result:
-    return Result(step, "plan", 0, "done", loss, samples=samples, total=9, against=against)
+def done(
+    step: int, loss: float | None, *, samples: int = 9, against: Comparison | None = None
+) -> EvaluationResult:
+    return EvaluationResult(step, "plan", 0, "done", loss, samples=samples, total=9, against=against)
 
 
 def compared(step: int, difference: float, verdict: str) -> Comparison:
@@ -58,7 +60,7 @@ def decisions(prefix: list[Judged]) -> tuple[object, ...]:
 RESULTS = {
     10: done(10, 3.0),
     20: done(20, 2.0),
-    30: Result(30, "plan", 0, "timeout", reason="slow"),
+    30: EvaluationResult(30, "plan", 0, "timeout", reason="slow"),
     40: done(40, 2.5),
     50: done(50, math.nan),
     60: done(60, 2.1),
@@ -72,7 +74,7 @@ def test_the_order_of_arrival_changes_nothing():
     whole = settled(steps, RESULTS)
     after = {count: decisions(whole[:count]) for count in range(len(steps) + 1)}
     for order in permutations(steps):
-        arrived: dict[int, Result] = {}
+        arrived: dict[int, EvaluationResult] = {}
         for step in order:
             arrived[step] = RESULTS[step]
             prefix = settled(steps, arrived)
@@ -137,7 +139,7 @@ def test_what_has_no_finite_loss_is_never_best_and_costs_no_patience(loss):
 
 @pytest.mark.parametrize("status", ["failed", "timeout", "skipped"])
 def test_what_was_not_evaluated_does_not_count_even_with_a_loss(status):
-    results = {10: done(10, 2.0), 20: Result(20, "plan", 0, status, 1.0), 30: done(30, 2.5)}
+    results = {10: done(10, 2.0), 20: EvaluationResult(20, "plan", 0, status, 1.0), 30: done(30, 2.5)}
     prefix = settled([10, 20, 30], results)
     assert prefix[1] == Judged(20, None, status)
     assert best(prefix, 0.0) == 10

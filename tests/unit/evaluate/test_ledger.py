@@ -15,7 +15,7 @@ import pytest
 
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.exam import Findings, Items, Prediction
-from glm_accelerate.evaluate.results import Comparison, Request, Result
+from glm_accelerate.evaluate.results import Comparison, EvaluationResult, Request
 from glm_accelerate.runtime.errors import UserError
 
 PLAN = "0123abcd"
@@ -28,7 +28,7 @@ def asked(step: int, attempt: int = 1) -> Request:
 
 
 def found(step: int, attempt: int = 1, loss: float = 2.0, samples: int = 3) -> Findings:
-    result = Result(step, PLAN, attempt, "done", loss=loss, samples=samples, total=9)
+    result = EvaluationResult(step, PLAN, attempt, "done", loss=loss, samples=samples, total=9)
     return Findings(result, ITEMS, (PREDICTION,))
 
 
@@ -157,7 +157,7 @@ def test_of_many_at_once_one_publishes(tmp_path: Path, links: bool, monkeypatch:
 
     def publish(number: int) -> bool:
         start.wait()
-        result = Result(step, PLAN, 1, "failed", reason=f"number {number}")
+        result = EvaluationResult(step, PLAN, 1, "failed", reason=f"number {number}")
         return ledger.publish(tmp_path, Findings(result))
 
     with ThreadPoolExecutor(8) as pool:
@@ -204,12 +204,12 @@ def test_more_of_the_step_compared_with_is_kept(tmp_path: Path) -> None:
     ledger.publish(tmp_path, found(3))
     grown = Items(np.arange(5.0), np.ones(5))
     compared = Comparison(3, asked(3).stem, 0.1, (0.0, 0.2), "undecided", 2, 2)
-    result = Result(6, PLAN, 1, "done", loss=2.1, samples=5, against=compared)
+    result = EvaluationResult(6, PLAN, 1, "done", loss=2.1, samples=5, against=compared)
     assert ledger.publish(tmp_path, Findings(result, grown, extended=grown))
     items = ledger.read_items(tmp_path, asked(3).stem)
     assert items is not None
     assert len(items.losses_N) == 5
-    fewer = Result(9, PLAN, 1, "done", loss=2.2, samples=3, against=compared)
+    fewer = EvaluationResult(9, PLAN, 1, "done", loss=2.2, samples=3, against=compared)
     assert ledger.publish(tmp_path, Findings(fewer, ITEMS, extended=ITEMS))
     items = ledger.read_items(tmp_path, asked(3).stem)
     assert items is not None
@@ -217,7 +217,7 @@ def test_more_of_the_step_compared_with_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_is_never_written(tmp_path: Path) -> None:
-    result = Result(3, PLAN, 1, "done", loss=float("nan"), metrics={"own": float("nan")}, samples=3)
+    result = EvaluationResult(3, PLAN, 1, "done", loss=float("nan"), metrics={"own": float("nan")}, samples=3)
     assert ledger.publish(tmp_path, Findings(result, ITEMS))
     text = (tmp_path / "evals" / f"{asked(3).stem}.json").read_text()
     assert "NaN" not in text

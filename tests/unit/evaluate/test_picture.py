@@ -6,19 +6,21 @@ from xml.etree import ElementTree
 import pytest
 
 from glm_accelerate.evaluate.picture import held_out_curve
-from glm_accelerate.evaluate.results import Result, Status
+from glm_accelerate.evaluate.results import EvaluationResult, Status
 from glm_accelerate.observe.picture import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def result(step: int, loss: float | None, half: float | None = 0.03, status: Status = "done") -> Result:
+def result(
+    step: int, loss: float | None, half: float | None = 0.03, status: Status = "done"
+) -> EvaluationResult:
     ci95 = None if loss is None or half is None else (loss - half, loss + half)
-    return Result(step, "0" * 8, 1, status, loss=loss, ci95=ci95, samples=500, total=4000)
+    return EvaluationResult(step, "0" * 8, 1, status, loss=loss, ci95=ci95, samples=500, total=4000)
 
 
 def drawn(
-    *results: Result, best: int | None = None, gains: Collection[int] = range(9999)
+    *results: EvaluationResult, best: int | None = None, gains: Collection[int] = range(9999)
 ) -> ElementTree.Element:
     train = [(float(step), 2.0 - step / 1000) for step in range(1, 1001)]
     return ElementTree.fromstring(held_out_curve(train, results, gains, best, "Evaluations of a & <b>"))
@@ -102,7 +104,7 @@ def test_losses_of_the_beginning_far_above_the_later_half_are_cut_off_and_the_fi
         [result(step, 2.0, 0.0) for step in range(0, 1000, 10)],
     ],
 )
-def test_any_run_has_a_picture(results: list[Result]) -> None:
+def test_any_run_has_a_picture(results: list[EvaluationResult]) -> None:
     svg = held_out_curve([], results, [], 0, "x")
     ElementTree.fromstring(svg)
     assert not re.search(r"nan|inf\b", svg)

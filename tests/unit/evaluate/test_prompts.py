@@ -12,7 +12,7 @@ from benchmarks.evaluation.prompts import honest, leaking
 from glm_accelerate.data.encode import Kept, encode, encode_prompt
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
-from glm_accelerate.data.types import Conversation, Message, Place, ToolCall
+from glm_accelerate.data.types import Conversation, FilePlace, Message, ToolCall
 from glm_accelerate.demo.tiny import write_tiny
 from glm_accelerate.evaluate.score import split
 
@@ -75,7 +75,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 def sample_of(
     messages: tuple[Message, ...], family: str, tokenizer: Tokenizer, train_on: str = "all"
 ) -> Kept:
-    conversation = Conversation(messages, Place("dev.jsonl", 1))
+    conversation = Conversation(messages, FilePlace("dev.jsonl", 1))
     [sample] = encode([conversation], get_template(family), tokenizer, train_on=train_on, max_tokens=2048)
     assert isinstance(sample, Kept)
     return sample
@@ -129,7 +129,7 @@ def test_a_call_is_asked_for_like_any_answer(family, tokenizers):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_plain_document_asks_nothing(family, tokenizers):
     tokenizer, template = tokenizers[family], get_template(family)
-    document = Conversation((), Place("dev.jsonl", 1), text="The weather in Paris? " * 30)
+    document = Conversation((), FilePlace("dev.jsonl", 1), text="The weather in Paris? " * 30)
     stops = {tokenizer.special(name) for name in template.stops}
     for limit in (2048, 32):
         parts = encode([document], template, tokenizer, max_tokens=limit)

@@ -11,7 +11,7 @@ from glm_accelerate.evaluate.course import main_plan, one_a_step
 from glm_accelerate.evaluate.exam import Findings, Prediction
 from glm_accelerate.evaluate.ledger import ask, publish
 from glm_accelerate.evaluate.report import best_said, report
-from glm_accelerate.evaluate.results import Comparison, Request, Result, whole_plan
+from glm_accelerate.evaluate.results import Comparison, EvaluationResult, Request, whole_plan
 from glm_accelerate.observe.events import strict_json
 from glm_accelerate.runtime.errors import UserError
 
@@ -19,8 +19,8 @@ PLAN = "0123abcd"
 WHOLE = whole_plan(PLAN)
 
 
-def result(step: int, loss: float | None = None, **said: Any) -> Result:
-    made = Result(step, PLAN, 1, "done", loss=loss, samples=128, total=400, seconds=12.04)
+def result(step: int, loss: float | None = None, **said: Any) -> EvaluationResult:
+    made = EvaluationResult(step, PLAN, 1, "done", loss=loss, samples=128, total=400, seconds=12.04)
     return replace(made, ci95=None if loss is None else (loss - 0.05, loss + 0.05), **said)
 
 
@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     """write(results, predictions by step, events, files) -> a run's directory."""
 
     def make(
-        results: list[Result],
+        results: list[EvaluationResult],
         said: Mapping[int, list[Prediction]] | None = None,
         events: list[dict[str, Any]] | None = None,
         name: str = "run",

@@ -9,8 +9,8 @@ import pytest
 
 from glm_accelerate.evaluate.results import (
     Comparison,
+    EvaluationResult,
     Request,
-    Result,
     parse_request,
     parse_result,
     parse_stem,
@@ -22,7 +22,7 @@ from glm_accelerate.runtime.errors import UserError
 
 PLAN = "0123abcd"
 COMPARED = Comparison(2, f"2-{PLAN}-1", -0.02, (-0.03, -0.01), "better", 2, 4)
-FULL = Result(
+FULL = EvaluationResult(
     step=3,
     plan=PLAN,
     attempt=1,
@@ -100,7 +100,7 @@ def test_only_exact_names_are_names(name: str) -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_a_failure(loss: float) -> None:
-    said = sound(Result(3, PLAN, 1, "done", loss=loss, ci95=(loss, loss), metrics={"bleu": 1.0}))
+    said = sound(EvaluationResult(3, PLAN, 1, "done", loss=loss, ci95=(loss, loss), metrics={"bleu": 1.0}))
     assert (said.status, said.loss, said.ci95, said.metrics) == ("failed", None, None, {"bleu": 1.0})
     assert said.reason is not None
     assert str(loss) in said.reason
@@ -110,7 +110,7 @@ def test_a_metric_that_is_no_number_is_left_out_and_named() -> None:
     """A user's own metric may give anything."""
     odd = {"nan": math.nan, "text": "good", "none": None, "truth": True, "right": 0.5}
     intervals = {"nan": (0.0, 1.0), "right": (0.25, math.inf)}
-    said = sound(Result(3, PLAN, 1, "done", loss=2.0, metrics=odd, intervals=intervals))  # pyright: ignore[reportArgumentType]
+    said = sound(EvaluationResult(3, PLAN, 1, "done", loss=2.0, metrics=odd, intervals=intervals))  # pyright: ignore[reportArgumentType]
     assert (said.status, said.loss, said.metrics, said.intervals) == ("done", 2.0, {"right": 0.5}, {})
     assert said.reason is not None
     assert all(name in said.reason for name in ("nan", "none", "text", "truth"))
@@ -119,7 +119,7 @@ def test_a_metric_that_is_no_number_is_left_out_and_named() -> None:
 def test_an_event_says_what_matters() -> None:
     assert FULL.event()["against"] == asdict(COMPARED)
     assert "reason" not in FULL.event()
-    assert Result(3, PLAN, 1, "skipped", reason="late").event()["reason"] == "late"
+    assert EvaluationResult(3, PLAN, 1, "skipped", reason="late").event()["reason"] == "late"
 
 
 def test_a_plan_is_named_by_its_words() -> None:

@@ -17,7 +17,7 @@ from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.exam import Findings, Items
-from glm_accelerate.evaluate.results import Request, Result, whole_plan
+from glm_accelerate.evaluate.results import EvaluationResult, Request, whole_plan
 from glm_accelerate.evaluate.worker import Following, Lost, all_count, finished, follow
 from glm_accelerate.runtime.errors import UserError
 
@@ -51,7 +51,7 @@ class Recorder:
         )
         self.trouble(request)
         items = Items(np.full(4, request.step + 0.5), np.ones(4))
-        return Findings(Result(0, "ffffffff", 7, "done", loss=1.0, samples=4, total=4), items)
+        return Findings(EvaluationResult(0, "ffffffff", 7, "done", loss=1.0, samples=4, total=4), items)
 
 
 @pytest.fixture

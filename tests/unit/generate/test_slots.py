@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from glm_accelerate.generate.slots import Row, Waiting, affordable, plan_shelves
+from glm_accelerate.generate.slots import Row, WaitingRows, affordable, plan_shelves
 from glm_accelerate.models.cache import KeyValueCache, Shelf
 
 
@@ -41,7 +41,7 @@ def test_memory_bounds_the_rows(pair):
 
 
 def test_the_longest_that_fits_goes_first():
-    waiting = Waiting(rows([10, 50, 20, 50, 90, 30]))
+    waiting = WaitingRows(rows([10, 50, 20, 50, 90, 30]))
     assert waiting.needs == [10, 20, 30, 50, 50, 90]
     taken = waiting.take([Shelf(2, 90), Shelf(3, 30)], [1, 2])
     assert [(row.number, shelf) for row, shelf in taken] == [(4, 0), (5, 1), (2, 1)]

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from glm_accelerate.kernels.attention_path import VARLEN, Facts
-from glm_accelerate.kernels.choose import Choice, Work, choices, choose_form, form_now
+from glm_accelerate.kernels.choose import Choice, OperatorWork, choices, choose_form, form_now
 
 H200 = Facts("cuda", (9, 0), torch_flash=True, triton=True)
 CPU = Facts("cpu")
 
 
-def listed(facts: Facts, work: Work) -> dict[str, Choice]:
+def listed(facts: Facts, work: OperatorWork) -> dict[str, Choice]:
     return {choice.operator: choice for choice in choices(facts, work)}
 
 
@@ -20,7 +20,7 @@ def listed(facts: Facts, work: Work) -> dict[str, Choice]:
 def test_on_a_gpu_triton_binds_in_every_family_and_mode(
     sandwich: bool, training: bool, dtype: torch.dtype
 ) -> None:
-    paths = listed(H200, Work(dtype, sandwich, 128, training, compiled=False))
+    paths = listed(H200, OperatorWork(dtype, sandwich, 128, training, compiled=False))
     between = "norm, sum and norm" if sandwich else "sum and norm"
     for operator in ("norm", between, "swiglu", "rotary positions", "cross-entropy"):
         assert "Triton" in paths[operator].path, operator
@@ -28,7 +28,9 @@ def test_on_a_gpu_triton_binds_in_every_family_and_mode(
 
 
 def test_a_gpu_without_triton_says_so() -> None:
-    paths = listed(Facts("cuda", (9, 0), torch_flash=True), Work(torch.bfloat16, True, 128, True, False))
+    paths = listed(
+        Facts("cuda", (9, 0), torch_flash=True), OperatorWork(torch.bfloat16, True, 128, True, False)
+    )
     for operator in ("norm", "norm, sum and norm", "swiglu", "rotary positions"):
         assert paths[operator].path.startswith("PyTorch")
         assert "pip install triton" in paths[operator].why
@@ -43,7 +45,7 @@ def test_float64_is_always_eager(compiled: bool) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_on_a_cpu_with_tiles_our_own_operators_bind(training: bool) -> None:
-    listing = listed(CPU, Work(torch.bfloat16, True, 128, training, compiled=True, native=None))
+    listing = listed(CPU, OperatorWork(torch.bfloat16, True, 128, training, compiled=True, native=None))
     for operator in ("norm", "swiglu", "attention", "cross-entropy"):
         assert "own C++" in listing[operator].path
     assert "rotary positions" not in listing  # they are within
@@ -51,15 +53,15 @@ def test_on_a_cpu_with_tiles_our_own_operators_bind(training: bool) -> None:
 
 def test_on_a_cpu_compiled_operators_are_for_training_alone() -> None:
     training = listed(
-        CPU, Work(torch.bfloat16, True, 128, training=True, compiled=True, native="no compiler")
+        CPU, OperatorWork(torch.bfloat16, True, 128, training=True, compiled=True, native="no compiler")
     )
     assert training["swiglu"].path == "compiled"
-    evaluation = listed(CPU, Work(torch.bfloat16, True, 128, training=False, compiled=True))
+    evaluation = listed(CPU, OperatorWork(torch.bfloat16, True, 128, training=False, compiled=True))
     assert evaluation["swiglu"].path.startswith("PyTorch")
     assert "training alone" in evaluation["swiglu"].why
-    lacking = listed(CPU, Work(torch.bfloat16, True, 128, True, compiled=True, native="no compiler"))
+    lacking = listed(CPU, OperatorWork(torch.bfloat16, True, 128, True, compiled=True, native="no compiler"))
     assert lacking["attention"].why == "SLOW: no compiler"
-    prefixed = listed(CPU, Work(torch.bfloat16, True, 128, training=True, compiled=True, prefix=True))
+    prefixed = listed(CPU, OperatorWork(torch.bfloat16, True, 128, training=True, compiled=True, prefix=True))
     assert prefixed["rotary positions"].path.startswith("PyTorch")
 
 

@@ -6,28 +6,28 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from glm_accelerate.memory.chain import Block, Option, Plan, Segment, cost, kept_bytes
+from glm_accelerate.memory.chain import BlockCosts, BlockOption, Plan, Segment, cost, kept_bytes
 from glm_accelerate.memory.recompute import choose, curve
 
 
-def some_chain(generator: random.Random) -> list[Block]:
+def some_chain(generator: random.Random) -> list[BlockCosts]:
     """Two to five blocks with up to four options. Seconds are whole, so that sums are exact."""
 
-    def block() -> Block:
-        options = [Option(None, generator.randint(1, 40), 0, 0.0)]
+    def block() -> BlockCosts:
+        options = [BlockOption(None, generator.randint(1, 40), 0, 0.0)]
         if generator.random() < 0.9:
-            options.append(Option((), 0, generator.randint(1, 50), float(generator.randint(0, 30))))
+            options.append(BlockOption((), 0, generator.randint(1, 50), float(generator.randint(0, 30))))
         for nth in range(generator.randint(0, 2)):
             kept, returned = generator.randint(0, 30), generator.randint(0, 30)
-            options.append(Option((("op", nth),), kept, returned, float(generator.randint(0, 20))))
+            options.append(BlockOption((("op", nth),), kept, returned, float(generator.randint(0, 20))))
         left = generator.randint(0, 8)
         working, finish = left + generator.randint(0, 12), float(generator.randint(0, 3))
-        return Block(generator.randint(1, 6), tuple(options), working, left, finish)
+        return BlockCosts(generator.randint(1, 6), tuple(options), working, left, finish)
 
     return [block() for _ in range(generator.randint(2, 5))]
 
 
-def every_plan(chain: Sequence[Block]) -> Iterator[Plan]:
+def every_plan(chain: Sequence[BlockCosts]) -> Iterator[Plan]:
     def of(start: int) -> Iterator[tuple[Segment, ...]]:
         if start == len(chain):
             yield ()
@@ -43,7 +43,7 @@ def every_plan(chain: Sequence[Block]) -> Iterator[Plan]:
     return map(Plan, of(0))
 
 
-def replayed(chain: Sequence[Block], plan: Plan) -> tuple[int, float]:
+def replayed(chain: Sequence[BlockCosts], plan: Plan) -> tuple[int, float]:
     """Peak and seconds by keeping a ledger of what is alive in both passes, piece by piece."""
     alive: dict[object, int] = {}
     peak, seconds, start = 0, 0.0, 0
@@ -100,14 +100,14 @@ def test_the_optimum_is_that_of_brute_force_on_200_chains() -> None:
             assert chosen.cost.peak <= budget
 
 
-def uniform(blocks: int) -> list[Block]:
+def uniform(blocks: int) -> list[BlockCosts]:
     big = 10_000_019  # no round number
     options = (
-        Option(None, big, 0, 0.0),
-        Option((("swiglu", 0),), big * 2 // 3, big // 3, 0.01),
-        Option((), 0, big, 0.1),
+        BlockOption(None, big, 0, 0.0),
+        BlockOption((("swiglu", 0),), big * 2 // 3, big // 3, 0.01),
+        BlockOption((), 0, big, 0.1),
     )
-    return [Block(1_000_003, options, 2_000_000, 0, 0.005)] * blocks
+    return [BlockCosts(1_000_003, options, 2_000_000, 0, 0.005)] * blocks
 
 
 def test_known_rules_are_plans_like_any_other() -> None:
@@ -145,8 +145,8 @@ def test_a_grain_never_promises_too_little_and_misses_little() -> None:
 
 
 def test_gradients_that_stay_are_counted() -> None:
-    options = (Option(None, 100, 0, 0.0), Option((), 0, 100, 1.0))
-    chain = [Block(1, options, working=80, left=80)] * 3
+    options = (BlockOption(None, 100, 0, 0.0), BlockOption((), 0, 100, 1.0))
+    chain = [BlockCosts(1, options, working=80, left=80)] * 3
     # At block 0: its input, what it kept, the gradients of two blocks and of its own.
     assert cost(chain, Plan.everything(3)).peak == 303 + 80
     assert cost(chain, Plan.each(3)).peak == 1 + 100 + 160 + 80
@@ -162,8 +162,8 @@ def test_a_plan_survives_json_and_says_what_each_block_keeps() -> None:
 
 
 def test_blocks_that_must_be_kept_whole_are_not_joined() -> None:
-    whole = Block(1, (Option(None, 50, 0, 0.0),))
-    free = Block(1, (Option(None, 50, 0, 0.0), Option((), 0, 50, 1.0)))
+    whole = BlockCosts(1, (BlockOption(None, 50, 0, 0.0),))
+    free = BlockCosts(1, (BlockOption(None, 50, 0, 0.0), BlockOption((), 0, 50, 1.0)))
     plans = [point.plan for point in curve([free, free, whole, free, free], grain=1)]
     for plan in plans:
         ends = list(itertools.accumulate(segment.blocks for segment in plan.segments))

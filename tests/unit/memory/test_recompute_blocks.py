@@ -13,7 +13,7 @@ from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.kernels.rope import rope_table
 from glm_accelerate.memory.alive import Alive
-from glm_accelerate.memory.chain import FROZEN, Block, Plan, Segment, cost, kept_bytes
+from glm_accelerate.memory.chain import FROZEN, BlockCosts, Plan, Segment, cost, kept_bytes
 from glm_accelerate.memory.measure import measure, measure_all, trace
 from glm_accelerate.memory.recompute import choose
 from glm_accelerate.memory.selective import apply
@@ -107,7 +107,7 @@ def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
-def some_plans(block: Block, count: int) -> list[Plan]:
+def some_plans(block: BlockCosts, count: int) -> list[Plan]:
     """Every option in turn, and mixtures with segments."""
     plans = [Plan((Segment(1, option.keep),) * count) for option in block.options]
     generator = random.Random(2)

@@ -12,8 +12,8 @@ from torch.optim import Adafactor, AdamW, Optimizer
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.largest import find_largest, largest_steps
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.types import Batch, Place, Sample, Step
-from glm_accelerate.memory.static import Rehearsal, Taken, make_moments, rehearse, taken
+from glm_accelerate.data.types import Batch, FilePlace, Sample, Step
+from glm_accelerate.memory.static import AllocatorCounts, Rehearsal, make_moments, rehearse, taken
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
@@ -30,7 +30,7 @@ def samples(count: int = 12) -> list[Sample]:
     for number in range(count):
         length = int(draw.integers(3, 90))
         tokens = draw.integers(0, 131, length).astype(np.int32)
-        made.append(Sample(tokens, draw.random(length) < 0.5, Place("made", number + 1)))
+        made.append(Sample(tokens, draw.random(length) < 0.5, FilePlace("made", number + 1)))
     return made
 
 
@@ -154,6 +154,6 @@ def test_what_is_said(make_model: Callable[..., Path]) -> None:
 
 
 def test_what_an_allocator_took_is_counted_from_a_moment_on() -> None:
-    before, after = Taken(5, 100, 7, 0), Taken(6, 164, 9, 1)
-    assert after.since(before) == Taken(1, 64, 2, 1)
+    before, after = AllocatorCounts(5, 100, 7, 0), AllocatorCounts(6, 164, 9, 1)
+    assert after.since(before) == AllocatorCounts(1, 64, 2, 1)
     assert taken(CPU) is None

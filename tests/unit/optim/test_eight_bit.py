@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 from glm_accelerate.checkpoint.format import DTYPES
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.eight_bit import adamw_8bit, put_together, take_apart
@@ -39,7 +39,7 @@ def step_of(seed: int = 0) -> Step:
     for _ in range(6):
         length = int(generator.integers(20, 50))
         tokens = ((np.arange(length) * 7 + generator.integers(0, 5)) % 131).astype(np.int32)
-        taken.append(Sample(tokens, np.ones(length, np.bool_), Place("made", 1)))
+        taken.append(Sample(tokens, np.ones(length, np.bool_), FilePlace("made", 1)))
     made = ARRANGE["pack"]([len(sample) for sample in taken], 4096)
     batches = tuple(collate(arrangement, taken) for arrangement in made)
     return Step(

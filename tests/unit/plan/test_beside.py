@@ -10,7 +10,7 @@ import pytest
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.looks import looks
 from glm_accelerate.plan.beside import FIRST_LOOK, Between, between, place_of
-from glm_accelerate.plan.fit import Settled
+from glm_accelerate.plan.fit import SettledChoices
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.resolve import Ground, ground_of, order_of, resolve
@@ -89,7 +89,9 @@ def long_run(tiny_run: dict[str, Any], **sections: object) -> tuple[RunConfig, G
 
 def work_of(made: RunConfig, ground: Ground, dtype: str = "bfloat16") -> Between:
     load = Load(order_of(ground.inputs, made, 6), ground.inputs.train.targets, 100, 3)
-    return between(made, ground.sizes, ground.inputs, load, Settled(dtype, "bfloat16", False, 1, 1, ""), 10)
+    return between(
+        made, ground.sizes, ground.inputs, load, SettledChoices(dtype, "bfloat16", False, 1, 1, ""), 10
+    )
 
 
 @pytest.mark.parametrize(

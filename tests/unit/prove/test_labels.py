@@ -8,7 +8,7 @@ import pytest
 from glm_accelerate.data.label import TrainOn
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.types import Conversation, Message, Place, ToolCall
+from glm_accelerate.data.types import Conversation, FilePlace, Message, ToolCall
 from glm_accelerate.prove.labels import prove_labels
 
 TALK = (
@@ -20,7 +20,7 @@ TALK = (
     Message("user", "thanks"),
     Message("assistant", "ok"),
 )
-CONVERSATIONS = [Conversation(TALK, Place("f", 1)), Conversation((), Place("f", 2), "a document")]
+CONVERSATIONS = [Conversation(TALK, FilePlace("f", 1)), Conversation((), FilePlace("f", 2), "a document")]
 
 
 @pytest.mark.parametrize(("train_on", "answers"), [("all", 4), ("last", 2)])
@@ -46,14 +46,14 @@ def test_a_missing_stop_is_found(model_dir: Path) -> None:
 
 def test_an_answer_before_a_system_turn_has_no_stop(model_dir: Path) -> None:
     messages = (Message("user", "q"), Message("assistant", "a"), Message("system", "s"), Message("user", "r"))
-    spoken = [Conversation((*messages, Message("assistant", "b")), Place("f", 7))]
+    spoken = [Conversation((*messages, Message("assistant", "b")), FilePlace("f", 7))]
     proof = prove_labels(spoken, get_template("glm4"), load_tokenizer(model_dir))
     assert not proof.ok
     assert "f:7" in proof.said
 
 
 def test_nothing_to_learn(model_dir: Path) -> None:
-    nothing = [Conversation(TALK[:1], Place("f", 1))]
+    nothing = [Conversation(TALK[:1], FilePlace("f", 1))]
     proof = prove_labels(nothing, get_template("glm4"), load_tokenizer(model_dir))
     assert not proof.ok
     assert proof.said == "none of 1 conversations has anything to learn"

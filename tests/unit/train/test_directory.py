@@ -15,8 +15,8 @@ from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.directory import (
-    Choice,
     ConfigChanged,
+    StartChoice,
     check_config,
     choose_start,
     differences,
@@ -66,7 +66,7 @@ def test_auto_never_begins_anew_where_all_are_damaged(tmp_path: Path) -> None:
 
 def test_never_looks_at_nothing_and_moves_nothing(tmp_path: Path) -> None:
     made = make(tmp_path, 700)
-    assert choose_start(tmp_path, "never") == Choice(())
+    assert choose_start(tmp_path, "never") == StartChoice(())
     assert made.is_dir()
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
-from glm_accelerate.data.types import Place, Sample, Step
+from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
@@ -30,7 +30,7 @@ def samples(count: int = 9, seed: int = 0) -> list[Sample]:
         targets = generator.random(length) < 0.4
         targets[-1] = True
         tokens = generator.integers(0, 131, length).astype(np.int32)
-        made.append(Sample(tokens, targets, Place("made", 1)))
+        made.append(Sample(tokens, targets, FilePlace("made", 1)))
     return made
 
 

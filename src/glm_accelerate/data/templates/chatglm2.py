@@ -7,13 +7,13 @@ the last answer can be learnt, as in the original script. There are no roles, he
 from collections.abc import Sequence
 
 from glm_accelerate.data.templates.template import Template, opening
-from glm_accelerate.data.types import Message, Piece
+from glm_accelerate.data.types import Message, TextPiece
 from glm_accelerate.runtime.errors import UserError
 
 _CURE = "ChatGLM2 knows user and assistant in turn, after an optional system text"
 
 
-def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
+def _write(messages: Sequence[Message], generation_prompt: bool) -> list[TextPiece]:
     system, rest = _split(messages)
     answered = rest[:-1] if rest[-1].role == "assistant" else rest
     if generation_prompt and answered is not rest:
@@ -28,11 +28,11 @@ def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
     if len(answered) % 2 == 0:
         raise UserError("an answer without a question", cure=_CURE)
     turn = len(messages) - 1
-    pieces = [*opening(CHATGLM2.prefix), Piece(prompt, turn=turn)]
+    pieces = [*opening(CHATGLM2.prefix), TextPiece(prompt, turn=turn)]
     if answered is not rest:
         learnt = rest[-1].learnt
-        pieces.append(Piece(rest[-1].content, target=learnt, turn=turn))
-        pieces.append(Piece("</s>", special=True, target=learnt, turn=turn))
+        pieces.append(TextPiece(rest[-1].content, target=learnt, turn=turn))
+        pieces.append(TextPiece("</s>", special=True, target=learnt, turn=turn))
     return pieces
 
 

@@ -8,26 +8,26 @@ import json
 from collections.abc import Sequence
 
 from glm_accelerate.data import strict_json
-from glm_accelerate.data.templates.template import Block, Template, join
-from glm_accelerate.data.types import Message, Piece, ToolCall
+from glm_accelerate.data.templates.template import RoleBlock, Template, join
+from glm_accelerate.data.types import Message, TextPiece, ToolCall
 
 _TOOLS = "Answer the following questions as best as you can. You have access to the following tools:"
 
 
-def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
+def _write(messages: Sequence[Message], generation_prompt: bool) -> list[TextPiece]:
     blocks = [_block(turn, message) for turn, message in enumerate(messages)]
     return join(CHATGLM3, blocks, generation_prompt)
 
 
-def _block(turn: int, message: Message) -> Block:
+def _block(turn: int, message: Message) -> RoleBlock:
     if message.call:
         texts = (f"{message.call.name}\n", _python(message.call))
-        return Block("assistant", texts, turn, calls=True, learnt=message.learnt)
+        return RoleBlock("assistant", texts, turn, calls=True, learnt=message.learnt)
     content = message.content
     if message.tools:
         tools = json.dumps(list(message.tools), ensure_ascii=False, indent=4)
         content = f"{content or _TOOLS}\n{tools}"
-    return Block(message.role, ("\n", content), turn, learnt=message.learnt)
+    return RoleBlock(message.role, ("\n", content), turn, learnt=message.learnt)
 
 
 def _python(call: ToolCall) -> str:

@@ -7,8 +7,8 @@ about who the model is, in a system turn before the system message that carries 
 import json
 from collections.abc import Sequence
 
-from glm_accelerate.data.templates.template import Block, Template, function_of, join
-from glm_accelerate.data.types import Message, Piece, Tool
+from glm_accelerate.data.templates.template import RoleBlock, Template, function_of, join
+from glm_accelerate.data.types import Message, TextPiece, Tool
 
 _WHO = (
     "你是一个名为 ChatGLM 的人工智能助手。你是基于智谱AI训练的语言模型 GLM-4 模型开发的，"
@@ -24,17 +24,17 @@ def describe(tool: Tool) -> str:
     return f"## {function['name']}\n\n{written}\n{HOW_TO_CALL}"
 
 
-def _write(messages: Sequence[Message], generation_prompt: bool) -> list[Piece]:
-    blocks: list[Block] = []
+def _write(messages: Sequence[Message], generation_prompt: bool) -> list[TextPiece]:
+    blocks: list[RoleBlock] = []
     for turn, message in enumerate(messages):
         if message.tools:
             text = "\n".join([f"\n{_WHO}\n\n# 可用工具", *map(describe, message.tools)])
-            blocks.append(Block("system", (text,), turn))
+            blocks.append(RoleBlock("system", (text,), turn))
         content = message.call.arguments if message.call else message.content
         if content:
             called = message.call is not None
             text = f"{message.call.name if message.call else ''}\n{content}"
-            blocks.append(Block(message.role, (text,), turn, calls=called, learnt=message.learnt))
+            blocks.append(RoleBlock(message.role, (text,), turn, calls=called, learnt=message.learnt))
     return join(GLM4, blocks, generation_prompt)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glm_accelerate.data.types import Message, Piece, Role, Tool
+from glm_accelerate.data.types import Message, Role, TextPiece, Tool
 from glm_accelerate.runtime.errors import UserError
 
 ASSISTANT = "<|assistant|>"
@@ -17,7 +17,7 @@ OBSERVATION = "<|observation|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RoleBlock:
     """One role token and the texts after it, each tokenized by itself.
 
     `calls`: the turn calls a tool; `learnt`: an answer is a target, its end included.
@@ -39,34 +39,34 @@ class Template:
     stops: tuple[str, ...]  # any of these ends an answer
     stop: str  # written after the last answer
     end_of_text: str  # written after a plain document
-    write: Callable[[Sequence[Message], bool], list[Piece]]
+    write: Callable[[Sequence[Message], bool], list[TextPiece]]
     version: int = 2  # raise it when another text is written: data prepared before are then not used
 
-    def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> list[Piece]:
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> list[TextPiece]:
         """The pieces of a conversation; after a last assistant turn its stop token, a target, follows."""
         return self.write(messages, generation_prompt)
 
 
-def opening(prefix: Sequence[str]) -> list[Piece]:
-    return [Piece(name, special=True) for name in prefix]
+def opening(prefix: Sequence[str]) -> list[TextPiece]:
+    return [TextPiece(name, special=True) for name in prefix]
 
 
-def join(template: Template, blocks: Sequence[Block], generation_prompt: bool) -> list[Piece]:
+def join(template: Template, blocks: Sequence[RoleBlock], generation_prompt: bool) -> list[TextPiece]:
     """Lays blocks one after another and says which pieces are targets."""
     pieces = opening(template.prefix)
     enders = {*template.stops, ASSISTANT}  # after a thought the model may open the next turn of its own
     answering = calling = learning = False
     for block in blocks:
         name = f"<|{block.role}|>"
-        pieces.append(Piece(name, special=True, target=learning and name in enders, turn=block.turn))
+        pieces.append(TextPiece(name, special=True, target=learning and name in enders, turn=block.turn))
         answering, calling = block.role == "assistant", block.calls
         learning = answering and block.learnt
-        pieces += [Piece(text, target=learning, turn=block.turn) for text in block.texts if text]
+        pieces += [TextPiece(text, target=learning, turn=block.turn) for text in block.texts if text]
     if generation_prompt:
-        pieces.append(Piece(ASSISTANT, special=True, target=learning, turn=len(blocks)))
+        pieces.append(TextPiece(ASSISTANT, special=True, target=learning, turn=len(blocks)))
     elif answering:
         stop = OBSERVATION if calling else template.stop
-        pieces.append(Piece(stop, special=True, target=learning, turn=blocks[-1].turn))
+        pieces.append(TextPiece(stop, special=True, target=learning, turn=blocks[-1].turn))
     return pieces
 
 
