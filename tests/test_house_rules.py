@@ -107,6 +107,31 @@ def test_lower_floors_never_import_higher_ones() -> None:
     assert offences(check) == []
 
 
+def test_no_import_comes_back_to_where_it_began() -> None:
+    """Imports within functions included: who needs the other lazily needs it all the same."""
+
+    def name(path: Path) -> str:
+        return ".".join(["glm_accelerate", *path.relative_to(SRC).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        )
+
+    names = {name(module.path): module for module in MODULES}
+    uses = {
+        here: {
+            part for _, used in module.imports() for part in (used, used.rpartition(".")[0]) if part in names
+        }
+        for here, module in names.items()
+    }
+    left = {here: used - {here} for here, used in uses.items()}
+    while free := [here for here, used in left.items() if not used & left.keys()]:
+        for here in free:
+            del left[here]
+    while outer := [here for here in left if not any(here in used for used in left.values())]:
+        for here in outer:
+            del left[here]
+    assert sorted(left) == []
+
+
 def test_no_two_public_classes_have_one_name() -> None:
     places: dict[str, list[str]] = {}
     for module in MODULES:

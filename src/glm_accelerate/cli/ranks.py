@@ -4,6 +4,8 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from glm_accelerate.checkpoint.find import published
@@ -15,22 +17,28 @@ from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 
 
-def start_ranks(args: argparse.Namespace, ranks: int, run: Path) -> int:
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """What each process does: a verb, and what was typed behind it."""
+
+    verb: Callable[[argparse.Namespace], int]
+    args: argparse.Namespace
+
+
+def start_ranks(task: RankTask, ranks: int, run: Path) -> int:
     """The exit code of all of them together."""
 
     def saved() -> int:
         newest = next(iter(published(run)), None)
         return 0 if newest is None else step_of(newest.name) or 0
 
-    return launch(one_rank, args, ranks, saved, main.USERS_INPUT)
+    return launch(one_rank, task, ranks, saved, main.USERS_INPUT)
 
 
-def one_rank(args: argparse.Namespace) -> int:
+def one_rank(task: RankTask) -> int:
     """In a process of its own. What goes wrong has to end it, or the others would wait for it for ever; only
     where another rank says what it is, that one's exit code counts.
     """
-    from glm_accelerate.cli import train
-
     said = launched()
     rank = said.rank if said is not None else 0
     if rank:
@@ -42,7 +50,7 @@ def one_rank(args: argparse.Namespace) -> int:
         nonlocal told
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
-            return train.run(args)
+            return task.verb(task.args)
         except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
             sys.exit(128 + signal.SIGINT)
         except UserError as error:

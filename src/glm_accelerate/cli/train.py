@@ -80,10 +80,10 @@ def _train(args: argparse.Namespace) -> int:
     config = source.config_from(args)  # its mistakes are shown before torch is loaded
     directory = args.run or Path("runs") / source.name_from(args)
     if args.nproc > 1:
-        from glm_accelerate.cli.ranks import start_ranks
+        from glm_accelerate.cli.ranks import RankTask, start_ranks
 
         ranks, args.run, args.nproc = args.nproc, directory, 1
-        return start_ranks(args, ranks, directory)
+        return start_ranks(RankTask(run, args), ranks, directory)
 
     from rich.console import Console
 

@@ -4,8 +4,7 @@ Special tokens are asked for by name and never recognised in text, so whoever ty
 ordinary tokens and cannot forge a turn.
 """
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -60,11 +59,3 @@ def load_tokenizer(model_dir: Path, template: str | None = None) -> Tokenizer:
     from glm_accelerate.data.tokenizers.sentence import SentenceTokenizer
 
     return SentenceTokenizer(model, roles=(template or detect_template(model_dir)) == "chatglm3")
-
-
-def fingerprint_of(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        if path.is_file():
-            digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

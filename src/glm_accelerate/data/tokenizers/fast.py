@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Engine
 
-from glm_accelerate.data.tokenizers import fingerprint_of
+from glm_accelerate.data.tokenizers.fingerprint import fingerprint_of
 from glm_accelerate.data.tokenizers.portions import encode_all
 from glm_accelerate.data.tokenizers.special import number_of
 from glm_accelerate.runtime.errors import UserError

@@ -14,7 +14,7 @@ from tokenizers import Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
 
-from glm_accelerate.data.tokenizers import fingerprint_of
+from glm_accelerate.data.tokenizers.fingerprint import fingerprint_of
 from glm_accelerate.data.tokenizers.portions import encode_all
 from glm_accelerate.data.tokenizers.special import decode_around, number_of
 from glm_accelerate.runtime.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from glm_accelerate.data.tokenizers import fingerprint_of
+from glm_accelerate.data.tokenizers.fingerprint import fingerprint_of
 from glm_accelerate.data.tokenizers.special import decode_around, number_of
 from glm_accelerate.runtime.errors import UserError
 
