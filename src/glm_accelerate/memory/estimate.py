@@ -28,7 +28,8 @@ __all__ = ["Estimate", "Item", "Job", "Recompute", "Where", "estimate"]
 
 CONTEXT = 600 * 2**20  # assumed: a CUDA context with its kernels, outside of torch's allocator
 FRAGMENTS = 0.03  # assumed: share of an allocator's memory that is free in pieces too small
-SEVERAL = 0.05  # ... of a heap's where a step has several passes: the second finds holes that the first left
+HEAP = 0.01  # ... of a heap's
+SEVERAL = 0.1  # ... of a heap's where a step has several passes: the second finds holes that the first left
 UNSEEN = 0.07  # ... of a heap's that is more than was measured with (-3 to 18 % with eight blocks after two)
 
 
@@ -119,7 +120,7 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
         items.append(Item("fragmentation", share, f"assumed: {FRAGMENTS:.0%} of what is allocated"))
         items.append(Item("context", CONTEXT, "assumed: CUDA and its kernels"))
     elif job.device == "cpu" and job.process:
-        part = FRAGMENTS + (SEVERAL if job.passes > 1 else 0)
+        part = HEAP + (SEVERAL if job.passes > 1 else 0)
         share = int(part * room.peak + UNSEEN * max(0, room.peak - job.measured_with))
         items.append(Item("heap", share, "assumed: free in pieces too small, beyond what was measured"))
     return items
