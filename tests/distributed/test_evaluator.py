@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from glm_accelerate.evaluate import worker
 from glm_accelerate.evaluate.exam import Findings
-from glm_accelerate.evaluate.results import Result, plan_hash
+from glm_accelerate.evaluate.results import EvaluationResult, plan_hash
 
 
 class Own:
@@ -53,7 +53,7 @@ class Own:
             dist.all_reduce(total)
             total /= 2
             time.sleep(0.01)
-        return Findings(Result(request.step, request.plan, request.attempt, "done", loss=total.item()))
+        return Findings(EvaluationResult(request.step, request.plan, request.attempt, "done", loss=total.item()))
 
 
 def make(run):

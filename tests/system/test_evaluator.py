@@ -39,7 +39,7 @@ import torch
 from torch import nn
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.evaluate.exam import Findings, Items
-from glm_accelerate.evaluate.results import Result, plan_hash
+from glm_accelerate.evaluate.results import EvaluationResult, plan_hash
 
 
 class Own:
@@ -90,7 +90,7 @@ class Own:
         items = Items(losses.numpy(), torch.ones(64).double().numpy())
         samples = torch.tensor(64) if word == "tensor" else 64
         print("noise that must not be taken for a word to the parent")
-        result = Result(request.step, request.plan, request.attempt, "done", loss=loss, metrics=metrics,
+        result = EvaluationResult(request.step, request.plan, request.attempt, "done", loss=loss, metrics=metrics,
                         samples=samples, total=64, seconds=0.1)
         return Findings(result, items)
 

@@ -54,13 +54,13 @@ def test_a_sink_that_fails_ends_no_run() -> None:
             pass
 
     witness = Witness()
-    events = Events([sinks.Foreign(Server()), witness], 1)
+    events = Events([sinks.ForeignSink(Server()), witness], 1)
     for step in (1, 2):
         events.emit("step", {"step": step})
     events.close()
     assert [event["kind"] for event in witness.heard] == ["step", "warning", "step"]
     assert "Server: 503" in str(witness.heard[1]["said"])
-    Events([sinks.Foreign(Server())], 1).close()
+    Events([sinks.ForeignSink(Server())], 1).close()
 
 
 @pytest.mark.filterwarnings("default")  # the package's own reader warns of its age
