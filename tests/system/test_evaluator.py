@@ -90,8 +90,8 @@ class Own:
         items = Items(losses.numpy(), torch.ones(64).double().numpy())
         samples = torch.tensor(64) if word == "tensor" else 64
         print("noise that must not be taken for a word to the parent")
-        result = EvaluationResult(request.step, request.plan, request.attempt, "done", loss=loss, metrics=metrics,
-                        samples=samples, total=64, seconds=0.1)
+        result = EvaluationResult(request.step, request.plan, request.attempt, "done", loss=loss,
+                                  metrics=metrics, samples=samples, total=64, seconds=0.1)
         return Findings(result, items)
 
 
