@@ -21,7 +21,9 @@ from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and by what tests start
+# Ignored under nohup and in the background of a script, and then by all that tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
 
 # Odd on purpose: 6 query heads on 2, head_dim that is not hidden / heads, an odd vocabulary.
