@@ -1,6 +1,8 @@
 """What a machine can check of how this house is built. Each test lists every offence by file and line."""
 
 import ast
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -148,6 +150,24 @@ def test_imports_are_absolute_and_never_of_everything() -> None:
                 yield module.at(node, "relative import, or of *")
 
     assert offences(check) == []
+
+
+def test_what_tests_and_benchmarks_import_is_there() -> None:
+    """Of this library, by name; also in code that they start as text, which no import of theirs would try."""
+    said = re.compile(r"from (glm_accelerate[.\w]*) import (\([^()]*\)|[\w ,]+)")
+    asked: dict[tuple[str, str], str] = {}
+    for path in (path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")):
+        for module, names in said.findall(path.read_text(encoding="utf-8")):
+            for name in re.findall(r"(\w+)(?: as \w+)?", names):
+                asked.setdefault((module, name), path.relative_to(ROOT).as_posix())
+    lacking: list[str] = []
+    for (module, name), path in asked.items():
+        found = importlib.import_module(module)
+        if not hasattr(found, name) and name not in {
+            inner.name for inner in pkgutil.iter_modules(getattr(found, "__path__", ()))
+        }:
+            lacking.append(f"{path}: {module}.{name}")
+    assert sorted(lacking) == []
 
 
 def test_models_and_kernels_are_single_device() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import yaml
 
+from glm_accelerate.assemble.tensors import WholeTensors
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import read_manifest
 from glm_accelerate.config.schema import AdaptSection, OptimSection
@@ -24,7 +25,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.parallel.ranks import ALONE, joined
-from glm_accelerate.train.state import Held, moved, restore
+from glm_accelerate.train.state import moved, restore
 from glm_accelerate.train.step import update
 
 CPU = torch.device("cpu")
@@ -141,7 +142,7 @@ def test_e8_put_back_twice(trainer, run: Path) -> None:
     model, optimizer = model_of(path)
     assert update(model, optimizer, step_of(), CPU, learning_rate=LEARNING_RATE, limit=1.0).applied
     pieces = moved(model, optimizer, ALONE)
-    kept = Held(
+    kept = WholeTensors(
         {group: {name: p.tensor.clone() for name, p in named.items()} for group, named in pieces.items()}
     )
     whole = {

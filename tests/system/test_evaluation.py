@@ -24,8 +24,7 @@ from glm_accelerate.evaluate import ledger
 from glm_accelerate.evaluate.exam import Findings
 from glm_accelerate.evaluate.results import EvaluationResult
 from glm_accelerate.observe.events import Event, read_events
-from glm_accelerate.train.run import FRESH, train
-from glm_accelerate.train.run import EvaluationResult as Ended
+from glm_accelerate.train.run import FRESH, Result, train
 from glm_accelerate.train.settle import Start
 
 Said = dict[str, Any]
@@ -41,7 +40,7 @@ def go(
     observers: Any = (),
     start: Start = FRESH,
     **sections: Said,
-) -> Ended:
+) -> Result:
     merged = {key: {**said.get(key, {}), **sections.get(key, {})} for key in said.keys() | sections.keys()}
     config = RunConfig.model_validate(merged)
     return train(config, run, start=start, stop_after=stop_after, observers=observers)

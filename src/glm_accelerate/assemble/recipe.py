@@ -1,7 +1,7 @@
 """How a model is made of its files, as data: what `assemble` follows, for training and for all others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,44 +46,26 @@ class Recipe:
 
 
 def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Recipe:
-    """As planned. A rank reads its own part alone, unless the whole is needed to merge or factor it."""
-    offload, divided = "weights" in plan.offload, plan.shards > 1
-    whole = files.begun_on is not None or config.adapt.restructures
-    to_host = offload or "optimizer" in plan.offload or (divided and whole)
-    return Recipe(
-        files,
-        config.adapt,
-        config.train.seed,
-        _kept(config, plan),
-        kind_of(config.adapt),
-        torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute),
+    """As planned."""
+    moved = {"weights", "optimizer"} & set(plan.offload)  # read to the host, from where they come
+    return replace(
+        _recipe(config, plan, files, plan.shards, to_host=bool(moved)),
+        compute=torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute),
         float8=plan.compute == "fp8",
         recompute=plan.recompute,
         compiled=plan.compile,
-        shards=plan.shards,
-        read_to="cpu" if to_host else "meta" if divided else "device",
-        offload=offload,
+        offload="weights" in moved,
     )
 
 
 def evaluation_recipe(
     config: RunConfig, plan: RunPlan, files: ModelFiles, device: torch.device, shards: int
 ) -> Recipe:
-    """The same model for another process, which only evaluates it. Divided over its ranks, if there are
-    several.
-    """
-    divided = shards > 1
-    whole = files.begun_on is not None or config.adapt.restructures
-    return Recipe(
-        files,
-        config.adapt,
-        config.train.seed,
-        _kept(config, plan),
-        kind_of(config.adapt),
-        evaluation_dtype(config, plan, device),
-        compiled=plan.compile and not divided,
-        shards=shards,
-        read_to="device" if not divided else "cpu" if whole else "meta",
+    """The same model for another process, which only evaluates it. `shards`: its ranks, if they divide it."""
+    return replace(
+        _recipe(config, plan, files, shards, to_host=False),
+        compute=evaluation_dtype(config, plan, device),
+        compiled=plan.compile and shards == 1,
         copies=True,
     )
 
@@ -98,5 +80,16 @@ def evaluation_dtype(config: RunConfig, plan: RunPlan, device: torch.device) -> 
     return torch.bfloat16 if name == "fp8" else getattr(torch, name)
 
 
-def _kept(config: RunConfig, plan: RunPlan) -> torch.dtype:
-    return getattr(torch, config.model.dtype if kind_of(config.adapt) else plan.dtype)
+def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to_host: bool) -> Recipe:
+    """What both have in common. A rank reads its part alone, unless merging or factoring needs the whole."""
+    quantized, divided = kind_of(config.adapt), shards > 1
+    whole = files.begun_on is not None or config.adapt.restructures
+    return Recipe(
+        files,
+        config.adapt,
+        config.train.seed,
+        dtype=getattr(torch, config.model.dtype if quantized else plan.dtype),
+        quantized=quantized,
+        shards=shards,
+        read_to="cpu" if to_host or (divided and whole) else "meta" if divided else "device",
+    )

@@ -28,6 +28,7 @@ from glm_accelerate.plan.resolve import plan_and_weigh
 from glm_accelerate.runtime.folders import private_folder
 from glm_accelerate.runtime.processor import processor_flags
 
+Progress = Callable[[str, int, int], None] | None  # hears what is done, how much, of how much
 CHILD = "glm_accelerate.train.probe"
 BEGIN = "from glm_accelerate.runtime.orphan import end_with_parent; end_with_parent()"  # before torch loads
 BLOCKS = 2  # at least
@@ -53,9 +54,7 @@ class Answer:
     first: float
 
 
-def measured_ground(
-    config: RunConfig, ground: Ground, progress: Callable[[str, int, int], None] | None = None
-) -> Ground:
+def measured_ground(config: RunConfig, ground: Ground, progress: Progress = None) -> Ground:
     """The ground with what was measured on it, where a run is long enough to be worth it. What is measured
     may tell that compiling pays after all: then it is measured again.
     """
@@ -70,7 +69,7 @@ def measured_ground(
         slow = Speed(CORE_PLAIN * (hardware.threads or hardware.cores), 1e12, "")
         if run_seconds(job, weighed.ladder.work, slow) < WORTH:
             break
-        found = _measure(config, job, slow, hardware.free_bytes, progress or _silent)
+        found = _measure(config, job, slow, hardware.free_bytes, progress)
         if found is None:
             break
         core = found.products / (hardware.threads or hardware.cores)
@@ -106,7 +105,7 @@ def _work(job: Job) -> Work:
 
 
 def _measure(
-    config: RunConfig, job: Job, slow: Speed, free: int, progress: Callable[[str, int, int], None]
+    config: RunConfig, job: Job, slow: Speed, free: int, progress: Progress
 ) -> MachineMeasurement | None:
     small, work = short(job, slow)
     tensors = estimate(small).allocated
@@ -134,11 +133,7 @@ def _measure(
     )
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Nobody looks."""
-
-
-def _ask(asked: str, progress: Callable[[str, int, int], None] = _silent) -> Answer | None:
+def _ask(asked: str, progress: Progress = None) -> Answer | None:
     """The child's answer, from before if it has been asked."""
     machine = "\n".join([torch.__version__, str(torch.get_num_threads()), *sorted(processor_flags())])
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
@@ -149,7 +144,8 @@ def _ask(asked: str, progress: Callable[[str, int, int], None] = _silent) -> Ans
         return None
     with suppress(OSError, ValueError, TypeError):  # none, or a damaged one
         return Answer(**json.loads(kept.read_bytes()))
-    progress("measuring what training takes here (kept for runs of this model and config)", 0, 0)
+    if progress is not None:
+        progress("measuring what training takes here (kept for runs of this model and config)", 0, 0)
     # No module of where we happen to be; and what is wrong will be told by the run itself.
     command = [sys.executable, "-P", "-c", f"{BEGIN}; from {CHILD} import main; main()"]
     try:
