@@ -27,7 +27,7 @@ NUMBERS = (
     "tests/unit/optim",
 )
 CHOICES = ("tests/unit/kernels", "tests/unit/plan")
-CORES = ("tests/unit/plan", "tests/unit/evaluate/test_beside.py", "tests/unit/kernels/test_native.py")
+CORES = ("tests/unit/plan", "tests/unit/evaluate/protocol/test_child.py", "tests/unit/kernels/test_native.py")
 HOST = processor_flags()
 # Root outside of a namespace in which it is nobody: files are its own, and what it may not read stays closed.
 NOT_ROOT = ("unshare", "--user", "--map-user=65534", "--map-group=65534")

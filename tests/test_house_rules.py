@@ -233,8 +233,8 @@ def test_nothing_is_unpickled_or_executed() -> None:
         for node, name in calls(module):
             if name in ("eval", "exec", "compile", "__import__", "os.system", "os.popen"):
                 yield module.at(node, name)
-            if name.endswith("exec_module") and module.name != "evaluate/metrics.py":
-                yield module.at(node, "a user's file is executed by evaluate/metrics.py alone")
+            if name.endswith("exec_module") and module.name != "evaluate/measuring/metrics.py":
+                yield module.at(node, "a user's file is executed by evaluate/measuring/metrics.py alone")
             if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"):
                 yield module.at(node, name)
             if name == "torch.load" and module.path.stem != "pickled":
@@ -266,7 +266,7 @@ def test_names_in_shared_folders_are_never_predictable() -> None:
 # Who may hold what unpickles or listens, and why it is none that a stranger can reach.
 CONNECTIONS = {
     "parallel/launch.py": "starts ranks, over pipes of its own",
-    "evaluate/grade.py": "a scorer started by us, over a socket pair",
+    "evaluate/measuring/grade.py": "a scorer started by us, over a socket pair",
     "data/workers.py": "workers started by us, over a socket pair",
 }
 OBJECTS = re.compile(r"\w+_object(_list)?")  # torch's collectives of objects: pickles between ranks
@@ -313,7 +313,12 @@ def test_failures_are_never_swallowed() -> None:
                 yield module.at(node, "a failure passed over (contextlib.suppress says it better, and why)")
 
     # These hand the failure on: as exit code 1, to the thread that waits for it, or with a result.
-    handed_on = {"cli/main.py", "data/prefetch.py", "evaluate/metrics.py", "evaluate/worker.py"}
+    handed_on = {
+        "cli/main.py",
+        "data/prefetch.py",
+        "evaluate/measuring/metrics.py",
+        "evaluate/protocol/evaluator.py",
+    }
     assert [line for line in offences(check) if line.split(":")[0] not in handed_on] == []
 
 

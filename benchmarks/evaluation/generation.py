@@ -26,7 +26,7 @@ from benchmarks.race.prepare_model import SMALL, TINY, WORDS, prepare_model
 from benchmarks.race.report import Origin, number, origin, publish
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
-from glm_accelerate.evaluate.score import split
+from glm_accelerate.evaluate.measuring.losses import split
 
 ABOUT = """\
 **theirs**: `generate` of transformers with its cache, greedy, bfloat16 as the stock script loads it, batches

@@ -19,9 +19,9 @@ from benchmarks.evaluation.job import Answer, Job, Result, holds, read_job, writ
 from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.schema import DataSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
-from glm_accelerate.evaluate import answers as asking
-from glm_accelerate.evaluate.by_hand import Wanted, of_model
-from glm_accelerate.evaluate.score import split
+from glm_accelerate.evaluate.measuring import answers as asking
+from glm_accelerate.evaluate.measuring.by_hand import Wanted, of_model
+from glm_accelerate.evaluate.measuring.losses import split
 
 MAX_TOKENS = 2048  # of a sample: no question of the set is cut
 

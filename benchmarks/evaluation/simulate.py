@@ -12,12 +12,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from glm_accelerate.evaluate.choice import SampleOrder, choose
-from glm_accelerate.evaluate.decide import Judged, best, finalists, judge
-from glm_accelerate.evaluate.exam import Items
-from glm_accelerate.evaluate.intervals import loss_interval, paired
-from glm_accelerate.evaluate.looks import level_of, verdict
-from glm_accelerate.evaluate.results import Comparison, EvaluationResult, Interval, Verdict
+from glm_accelerate.evaluate.protocol.history import judge
+from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult
+from glm_accelerate.evaluate.statistics.decide import Judged, best, finalists
+from glm_accelerate.evaluate.statistics.intervals import Interval, Items, loss_interval, paired
+from glm_accelerate.evaluate.statistics.looks import Verdict, level_of, verdict
+from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, choose
 
 Floats = NDArray[np.float64]
 LONGEST = 2048  # what samples are cut to

@@ -31,8 +31,8 @@ from benchmarks.evaluation.simulate import (
     run_of,
 )
 from benchmarks.race.report import Origin, origin, publish
-from glm_accelerate.evaluate.intervals import loss_interval, rate_interval
-from glm_accelerate.evaluate.looks import level_of, looks
+from glm_accelerate.evaluate.statistics.intervals import loss_interval, rate_interval
+from glm_accelerate.evaluate.statistics.looks import level_of, looks
 
 SIZES = ((128, 1000), (128, 4000), (512, 4000))
 NULL = (128, 320, 800, 2000)  # looks, of 4,000

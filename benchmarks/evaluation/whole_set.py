@@ -25,7 +25,7 @@ from benchmarks.evaluation.prompts import LONGEST
 from benchmarks.evaluation.stock_evaluation import written
 from benchmarks.evaluation.stock_metrics import NAMES, means, scores_of
 from benchmarks.race.report import ROOT, Origin, number, origin, publish
-from glm_accelerate.evaluate.text import text_scores, word_cutter
+from glm_accelerate.evaluate.measuring.text import text_scores, word_cutter
 
 ABOUT = """\
 **Stock** (`stock_evaluation.py`): our own re-statement of GLM-4's fine-tune script on the HF Trainer: greedy

@@ -28,7 +28,7 @@ from glm_accelerate.config.schema import OptimSection
 from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
 from glm_accelerate.data.types import FilePlace, Sample, Step
-from glm_accelerate.evaluate.score import held_out_loss
+from glm_accelerate.evaluate.measuring.losses import held_out_loss
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.decoder import Origin as Source

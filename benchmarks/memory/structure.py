@@ -31,8 +31,8 @@ from glm_accelerate.config.schema import AdaptSection, RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.pipeline import batches
 from glm_accelerate.data.types import Step
-from glm_accelerate.evaluate.examine import choice_of
-from glm_accelerate.evaluate.score import held_out_loss
+from glm_accelerate.evaluate.measuring.examine import choice_of
+from glm_accelerate.evaluate.measuring.losses import held_out_loss
 from glm_accelerate.export.export import export
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.models.adapt import adapt

@@ -23,7 +23,7 @@ from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.pipeline import batches
 from glm_accelerate.demo.task import Example, examples, vocabulary, write_examples
 from glm_accelerate.demo.tiny import write_tiny
-from glm_accelerate.evaluate.score import held_out_loss
+from glm_accelerate.evaluate.measuring.losses import held_out_loss
 from glm_accelerate.export.export import export
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.train.run import train

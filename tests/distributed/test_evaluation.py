@@ -11,7 +11,7 @@ import yaml
 
 from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.evaluate.ledger import waiting
+from glm_accelerate.evaluate.protocol.ledger import waiting
 from glm_accelerate.observe.events import Event, read_events
 
 Said = dict[str, Any]

@@ -18,9 +18,9 @@ import yaml
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.config.load import load_config
-from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.rebuild import glm_examiner
-from glm_accelerate.evaluate.results import Request, plan_hash
+from glm_accelerate.evaluate.measuring.rebuild import glm_examiner
+from glm_accelerate.evaluate.protocol import ledger
+from glm_accelerate.evaluate.protocol.messages import Request, plan_hash
 from glm_accelerate.train.run import train
 
 Said = dict[str, Any]
@@ -32,9 +32,9 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from glm_accelerate.evaluate import worker
-from glm_accelerate.evaluate.exam import Findings
-from glm_accelerate.evaluate.results import EvaluationResult, plan_hash
+from glm_accelerate.evaluate.protocol import evaluator as worker
+from glm_accelerate.evaluate.protocol.messages import Findings
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, plan_hash
 
 
 class Own:

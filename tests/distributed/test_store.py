@@ -10,7 +10,7 @@ import pytest
 import torch.multiprocessing as mp
 from torch.distributed import FileStore, PrefixStore, TCPStore
 
-from glm_accelerate.evaluate.answers import Share, _together
+from glm_accelerate.evaluate.measuring.answers import Share, _together
 from glm_accelerate.parallel.ranks import Ranks, arrived, peer_ended
 from glm_accelerate.runtime.errors import UserError
 

@@ -11,7 +11,7 @@ from glm_accelerate.cli import evaluate
 from glm_accelerate.cli.main import Parser
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.metrics import Scorer, metric_names
+from glm_accelerate.evaluate.measuring.metrics import Scorer, metric_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/howto/evaluate.md", ROOT / "docs/tutorial.md", ROOT / "docs/faq.md"]

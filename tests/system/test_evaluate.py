@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from glm_accelerate.cli.main import main
-from glm_accelerate.evaluate.ledger import ask, results
-from glm_accelerate.evaluate.results import Request
+from glm_accelerate.evaluate.protocol.ledger import ask, results
+from glm_accelerate.evaluate.protocol.messages import Request
 
 VERB = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate"]
 

@@ -20,9 +20,8 @@ from glm_accelerate.assemble.model import open_model
 from glm_accelerate.checkpoint.find import best_of
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.exam import Findings
-from glm_accelerate.evaluate.results import EvaluationResult
+from glm_accelerate.evaluate.protocol import ledger
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.train.run import FRESH, Result, train
 from glm_accelerate.train.settle import Start

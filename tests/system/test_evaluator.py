@@ -22,9 +22,9 @@ from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import Piece, step_of
 from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.config.load import load_config
-from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.beside import Beside
-from glm_accelerate.evaluate.results import EvaluationResult, Request, plan_hash
+from glm_accelerate.evaluate.protocol import ledger
+from glm_accelerate.evaluate.protocol.child import Beside
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Request, plan_hash
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.run import train
@@ -38,8 +38,9 @@ from pathlib import Path
 import torch
 from torch import nn
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.evaluate.exam import Findings, Items
-from glm_accelerate.evaluate.results import EvaluationResult, plan_hash
+from glm_accelerate.evaluate.protocol.messages import Findings
+from glm_accelerate.evaluate.statistics.intervals import Items
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, plan_hash
 
 
 class Own:
@@ -342,7 +343,7 @@ def test_hanging_before_the_first_evaluation(
     os.kill(pid_of(run, beside), signal.SIGSTOP)
     time.sleep(0.5)
     assert beside.urge(0.1) == []
-    monkeypatch.setattr("glm_accelerate.evaluate.beside.STARTING", 0.2)
+    monkeypatch.setattr("glm_accelerate.evaluate.protocol.child.STARTING", 0.2)
     assert "claimed nothing for 0.2 s" in hangs(beside, 0.1)[0]
     until(answered(run, request), beside)
     assert result_of(run, request).status == "done"
@@ -631,7 +632,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from glm_accelerate.evaluate.beside import Beside
+from glm_accelerate.evaluate.protocol.child import Beside
 beside = Beside(Path(sys.argv[1]), device="cpu", threads=1, cores=None, build="own_exam:make")
 print(beside._process.pid, flush=True)
 time.sleep(600)
@@ -684,7 +685,15 @@ def test_by_hand(run: Path, own: str, spawn: Callable[..., subprocess.Popen[str]
 def test_by_hand_in_the_order_that_the_run_needs(run: Path, own: str, said: str, order: list[int]) -> None:
     (run / "config.yaml").write_text(f"model: {{path: m}}\ndata: {{train: a, dev: b}}\nevaluate: {said}\n")
     requests = [ask(run, step) for step in (3, 6, 9)]
-    words = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--build", own, "--once"]
+    words = [
+        sys.executable,
+        "-m",
+        "glm_accelerate.evaluate.process",
+        str(run),
+        "--build",
+        own,
+        "--once",
+    ]
     subprocess.run(words, cwd=run.parent, check=True, timeout=120)
     when = {request.step: (run / "evals" / f"{request.stem}.json").stat().st_mtime_ns for request in requests}
     assert sorted(when, key=when.__getitem__) == order

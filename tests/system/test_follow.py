@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from glm_accelerate.cli.main import main
-from glm_accelerate.evaluate.ledger import results
+from glm_accelerate.evaluate.protocol.ledger import results
 
 
 def train(said: dict[str, Any], directory: Path, run: Path) -> int:

@@ -21,7 +21,7 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import load_config
 from glm_accelerate.demo.tiny import Size, write_tiny
-from glm_accelerate.evaluate.rebuild import glm_examiner
+from glm_accelerate.evaluate.measuring.rebuild import glm_examiner
 from glm_accelerate.export.export import export
 from glm_accelerate.models import locate
 from glm_accelerate.models.weights import load_model

@@ -21,7 +21,7 @@ from glm_accelerate.checkpoint.codec import CodecChoice
 from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.decide import Judged
+from glm_accelerate.evaluate.statistics.decide import Judged
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.plan import resolve

@@ -15,7 +15,7 @@ from benchmarks.evaluation import our_evaluation, stock_evaluation, whole_set  #
 from benchmarks.evaluation.job import Job, Result, read_result, write_json  # noqa: E402
 from benchmarks.race import prepare_model  # noqa: E402
 from benchmarks.race.report import origin  # noqa: E402
-from glm_accelerate.evaluate import answers  # noqa: E402
+from glm_accelerate.evaluate.measuring import answers  # noqa: E402
 
 ASKED = 5
 

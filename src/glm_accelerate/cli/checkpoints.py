@@ -63,8 +63,8 @@ def show(run: Path, as_json: bool, console: "Console") -> int:
 
     from glm_accelerate.checkpoint.find import candidates
     from glm_accelerate.checkpoint.overview import overview
-    from glm_accelerate.evaluate.course import course_of
-    from glm_accelerate.evaluate.ledger import results
+    from glm_accelerate.evaluate.protocol.history import course_of
+    from glm_accelerate.evaluate.protocol.ledger import results
 
     measured = course_of(results(run))
     seen = overview(run, {one.step: one.loss for one in measured if one.loss is not None})
@@ -146,8 +146,8 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     from glm_accelerate.checkpoint.overview import overview
     from glm_accelerate.checkpoint.retain import choose_stale, delete, present
     from glm_accelerate.config.load import load_config
-    from glm_accelerate.evaluate.course import course_of, judged, named_best
-    from glm_accelerate.evaluate.ledger import listing
+    from glm_accelerate.evaluate.protocol.history import course_of, judged, named_best
+    from glm_accelerate.evaluate.protocol.ledger import listing
     from glm_accelerate.train.saver import keep_of
 
     config = run / "config.yaml"

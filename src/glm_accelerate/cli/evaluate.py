@@ -14,8 +14,8 @@ from glm_accelerate.runtime.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from glm_accelerate.evaluate.by_hand import Wanted
-    from glm_accelerate.evaluate.exam import Findings
+    from glm_accelerate.evaluate.measuring.by_hand import Wanted
+    from glm_accelerate.evaluate.protocol.messages import Findings
 
 HELP = "Measure a model on held-out conversations: loss, and its greedy answers, each with an interval."
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         return follow(args)
     if args.report:
-        from glm_accelerate.evaluate.report import report
+        from glm_accelerate.evaluate.report.page import report
 
         sys.stdout.write(f"{report(_run_of(args.path))}\n")
         return 0
@@ -100,8 +100,8 @@ def measure(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.chosen import chosen, run_of
     from glm_accelerate.cli.findings import as_json, show
     from glm_accelerate.config.load import load_config
-    from glm_accelerate.evaluate.by_hand import Wanted
-    from glm_accelerate.evaluate.metrics import metric_names, require_trust
+    from glm_accelerate.evaluate.measuring.by_hand import Wanted
+    from glm_accelerate.evaluate.measuring.metrics import metric_names, require_trust
 
     if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
         raise UserError("there is no such directory to write in", where=args.predictions)
@@ -145,12 +145,12 @@ def follow(args: argparse.Namespace) -> int:
 def _follow(run: Path, args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from glm_accelerate.evaluate.ledger import read, waiting
-    from glm_accelerate.evaluate.metrics import require_trust
-    from glm_accelerate.evaluate.rebuild import glm_examiner, said_of
-    from glm_accelerate.evaluate.results import parse_stem
-    from glm_accelerate.evaluate.worker import Following, Lost, all_count, finished
-    from glm_accelerate.evaluate.worker import follow as answer_all
+    from glm_accelerate.evaluate.measuring.metrics import require_trust
+    from glm_accelerate.evaluate.measuring.rebuild import glm_examiner, said_of
+    from glm_accelerate.evaluate.protocol.evaluator import Following, Lost, all_count, finished
+    from glm_accelerate.evaluate.protocol.evaluator import follow as answer_all
+    from glm_accelerate.evaluate.protocol.ledger import read, waiting
+    from glm_accelerate.evaluate.protocol.messages import parse_stem
     from glm_accelerate.observe.events import read_events
     from glm_accelerate.observe.figures import evaluation
     from glm_accelerate.parallel.ranks import joined
@@ -201,7 +201,7 @@ def _needs_no_data(args: argparse.Namespace) -> None:
 
 def _of_run(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
     from glm_accelerate.cli.progress import counting
-    from glm_accelerate.evaluate.by_hand import of_run
+    from glm_accelerate.evaluate.measuring.by_hand import of_run
 
     with counting() as count:
         return of_run(weights, wanted, _device(args), count, opening.base_from(args))
@@ -213,7 +213,7 @@ def _of_data(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Find
     from glm_accelerate.cli.progress import counting, watching
     from glm_accelerate.config.schema import DataSection
     from glm_accelerate.data.inputs import open_inputs
-    from glm_accelerate.evaluate.by_hand import as_run, of_model
+    from glm_accelerate.evaluate.measuring.by_hand import as_run, of_model
 
     device, run, said = _device(args), run_of(weights), dict[str, Any]()
     if run is not None:

@@ -13,8 +13,8 @@ from rich.text import Text
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, metric
 
 if TYPE_CHECKING:
-    from glm_accelerate.evaluate.exam import Findings
-    from glm_accelerate.evaluate.results import EvaluationResult, Interval
+    from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings
+    from glm_accelerate.evaluate.statistics.intervals import Interval
 
 FLOAT32 = "float32 differs by"  # in a result's `by`: the difference that reduced precision makes
 ENOUGH = {

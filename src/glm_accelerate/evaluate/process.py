@@ -17,8 +17,8 @@ from types import FrameType
 
 import torch
 
-from glm_accelerate.evaluate.exam import Examiner
-from glm_accelerate.evaluate.worker import Following, all_count, follow
+from glm_accelerate.evaluate.protocol.evaluator import Following, all_count, follow
+from glm_accelerate.evaluate.protocol.messages import Examiner
 from glm_accelerate.parallel.ranks import ALONE, Ranks, joined
 from glm_accelerate.runtime.device import keep_freed_memory, take_device
 from glm_accelerate.runtime.errors import UserError
@@ -97,8 +97,8 @@ def examiner_of(build: str, run: Path) -> Examiner:
 
 def _of_run(run: Path, device: str, ranks: Ranks, trusted: bool) -> Examiner:
     # All of a GLM: an examiner of one's own has none.
-    from glm_accelerate.evaluate.metrics import require_trust
-    from glm_accelerate.evaluate.rebuild import glm_examiner, said_of
+    from glm_accelerate.evaluate.measuring.metrics import require_trust
+    from glm_accelerate.evaluate.measuring.rebuild import glm_examiner, said_of
 
     if not trusted:
         require_trust(run / "config.yaml", said_of(run)[0].evaluate.metrics)

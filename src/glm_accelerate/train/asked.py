@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from glm_accelerate.config.schema import EvaluateSection
-from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.beside import Beside
-from glm_accelerate.evaluate.decide import best, comparable
-from glm_accelerate.evaluate.exam import Findings, Items
-from glm_accelerate.evaluate.results import EvaluationResult, Request, Status, stem_of, whole_plan
+from glm_accelerate.evaluate.protocol import ledger
+from glm_accelerate.evaluate.protocol.child import Beside
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings, Request, stem_of, whole_plan
+from glm_accelerate.evaluate.statistics.decide import Status, best, comparable
+from glm_accelerate.evaluate.statistics.intervals import Items
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.state import Judging
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from glm_accelerate.checkpoint import retain
 from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.checkpoint.publish import sweep
-from glm_accelerate.evaluate import ledger
+from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
 

@@ -18,9 +18,9 @@ from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pipeline import steps
-from glm_accelerate.evaluate.beside import Beside
-from glm_accelerate.evaluate.decide import best
-from glm_accelerate.evaluate.examine import GlmExaminer, exam_of
+from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of
+from glm_accelerate.evaluate.protocol.child import Beside
+from glm_accelerate.evaluate.statistics.decide import best
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.models.adapt.files import is_adapter
 from glm_accelerate.models.bind import bind_operators

@@ -14,10 +14,11 @@ from glm_accelerate.checkpoint.checkpointer import SaveOutcome
 from glm_accelerate.checkpoint.find import BEST, best_of
 from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.config.schema import EvaluateSection
-from glm_accelerate.evaluate.decide import Judged, best, finalists, judge, lowered, overshoot, stopped_at
-from glm_accelerate.evaluate.exam import Items
-from glm_accelerate.evaluate.examine import GlmExaminer, failed
-from glm_accelerate.evaluate.results import EvaluationResult, Request
+from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
+from glm_accelerate.evaluate.protocol.history import judge
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Request
+from glm_accelerate.evaluate.statistics.decide import Judged, best, finalists, lowered, overshoot, stopped_at
+from glm_accelerate.evaluate.statistics.intervals import Items
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError

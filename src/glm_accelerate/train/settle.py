@@ -19,7 +19,7 @@ from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.evaluate.metrics import metric_names
+from glm_accelerate.evaluate.measuring.metrics import metric_names
 from glm_accelerate.models.adapt.files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config, weight_files

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from glm_accelerate.assemble.tensors import TensorSource, put, trained
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
-from glm_accelerate.evaluate.decide import Judged, answered
+from glm_accelerate.evaluate.statistics.decide import Judged, answered
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, load_optimizer_state, optimizer_state, shaped_otherwise

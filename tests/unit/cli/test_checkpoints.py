@@ -11,9 +11,8 @@ from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.exam import Findings
-from glm_accelerate.evaluate.ledger import ask, publish
-from glm_accelerate.evaluate.results import EvaluationResult, Request
+from glm_accelerate.evaluate.protocol.ledger import ask, publish
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings, Request
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from glm_accelerate.cli.findings import as_json, show
-from glm_accelerate.evaluate.exam import Findings, Prediction
-from glm_accelerate.evaluate.results import Comparison, EvaluationResult
+from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult, Findings, Prediction
 
 RESULT = EvaluationResult(
     step=400, plan="0123abcd", attempt=0, status="done", loss=2.1139, ci95=(2.08, 2.15), samples=700,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.looks import looks
+from glm_accelerate.evaluate.statistics.looks import looks
 from glm_accelerate.plan.beside import FIRST_LOOK, Between, between, place_of
 from glm_accelerate.plan.fit import SettledChoices
 from glm_accelerate.plan.hardware import Hardware

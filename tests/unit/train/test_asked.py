@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from glm_accelerate.config.schema import EvaluateSection
-from glm_accelerate.evaluate import ledger
-from glm_accelerate.evaluate.decide import Judged
-from glm_accelerate.evaluate.results import Request, whole_plan
+from glm_accelerate.evaluate.protocol import ledger
+from glm_accelerate.evaluate.protocol.messages import Request, whole_plan
+from glm_accelerate.evaluate.statistics.decide import Judged
 from glm_accelerate.train.asked import Asked
 from glm_accelerate.train.state import Judging
 

@@ -1,0 +1,241 @@
+"""What a run's evaluations found, as a page and a picture: RUN/evals/report.md and report.svg.
+
+evals/*.json -> one table for each set of questions -> the best, the decisions, what it cost, some answers
+events.jsonl -> the training loss, decisions, seconds for which training waited
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+from glm_accelerate.checkpoint.publish import write_text
+from glm_accelerate.config.load import load_config
+from glm_accelerate.evaluate.protocol.history import course_of, judged, main_plan, named_best
+from glm_accelerate.evaluate.protocol.ledger import PREDICTIONS, Listing, listing, results
+from glm_accelerate.evaluate.protocol.messages import FOLDER, EvaluationResult, whole_plan
+from glm_accelerate.evaluate.report.picture import held_out_curve
+from glm_accelerate.evaluate.statistics.decide import gains
+from glm_accelerate.evaluate.statistics.intervals import Interval
+from glm_accelerate.observe.events import Event, read_events
+from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, enclosed, metric, number
+from glm_accelerate.observe.picture import losses
+from glm_accelerate.runtime.errors import UserError
+
+QUESTIONS = 3  # that are shown with their answers
+SO_FAR = "so far"
+LONGEST = 700  # letters of a text: of a prompt the last ones, of an answer the first
+
+
+def report(run: Path) -> Path:
+    """Write both files; returns the page."""
+    found, events = listing(run), read_events(run / "events.jsonl")
+    if not found.results and not found.waiting:
+        raise UserError(
+            "nothing was evaluated in this run", where=run, cure="say data.dev=FILE when it trains"
+        )
+    title, course = f"Evaluations of {run.resolve().name}", course_of(found.results)
+    config = run / "config.yaml"
+    margin = load_config(config).evaluate.margin if config.is_file() else 0.0
+    better = gains(judged(course), margin)
+    best = named_best(run)
+    word = SO_FAR if best is None else "best"
+    best = better[-1] if best is None and any(better) else best
+    page = run / FOLDER / "report.md"
+    picture = held_out_curve(losses(events, "step"), course, better, best, title, word)
+    write_text(page.with_suffix(".svg"), picture)
+    write_text(
+        page, "\n".join([f"# {_cell(title)}\n", *_page(run, found, events, course, best, word)]) + "\n"
+    )
+    return page
+
+
+def best_said(run: Path) -> str:
+    """The best that training named, as a line goes on with it."""
+    best = named_best(run)
+    about = [] if best is None else _about(results(run), best)
+    if not about or about[0].loss is None:
+        return ""
+    samples = f"{about[0].samples:,} of {about[0].total:,}"
+    return f" · best: step {best:,}, loss {enclosed(about[0].loss, about[0].ci95)} ({samples})"
+
+
+def _about(results: Sequence[EvaluationResult], step: int | None) -> list[EvaluationResult]:
+    """What is known of a step's loss: that of the most samples first."""
+    about = [result for result in results if result.step == step and result.loss is not None]
+    return sorted(about, key=lambda one: one.samples, reverse=True)
+
+
+def _page(
+    run: Path,
+    found: Listing,
+    events: Sequence[Event],
+    course: Sequence[EvaluationResult],
+    best: int | None,
+    word: str,
+) -> Iterator[str]:
+    yield "![held-out loss over steps](report.svg)\n"
+    for most in _about(found.results, best)[:1]:
+        assert most.loss is not None
+        loss = f"loss {enclosed(most.loss, most.ci95)}, {_enough(most)}"
+        open_ = " (training has not taken it over yet)" if word == SO_FAR else ""
+        yield f"**{word.capitalize()}: step {most.step:,}**{open_}, {loss}\n"
+    yield from _tables(found.results)
+    if found.waiting:
+        steps = ", ".join(f"{request.step:,}" for request in found.waiting)
+        yield f"Asked and not answered yet: steps {steps}.\n"
+    yield from (f"- {_cell(said)}\n" for said in found.passed_over)
+    yield from _decisions(events)
+    yield from _cost(run, events)
+    yield from _answers(run, course, best)
+
+
+def _enough(best: EvaluationResult) -> str:
+    if best.samples >= best.total:
+        return f"on all {best.total:,} held-out samples."
+    enough = "enough to compare steps, " if best.samples >= FEWEST_TO_COMPARE else ""
+    return (
+        f"on {best.samples:,} of {best.total:,} held-out samples: {enough}not for a figure "
+        "to publish (`evaluate RUN --samples all`)."
+    )
+
+
+def _tables(results: Sequence[EvaluationResult]) -> Iterator[str]:
+    """A table for each set of questions, the run's own first; figures of different ones don't compare."""
+    main = main_plan(results)
+    for plan in dict.fromkeys([main, *(result.plan for result in results)]):
+        about = [result for result in results if result.plan == plan]
+        if not about:
+            continue
+        other = (
+            "The finalists, on all held-out samples"
+            if plan == whole_plan(main)
+            else f"Other questions ({plan}): not to be compared"
+        )
+        yield f"## {'What was measured' if plan == main else other}\n"
+        names = sorted({name for result in about for name in result.metrics})
+        heads = ["step", "loss", "95 % interval", "samples", "against", *names, "seconds", "where", "status"]
+        yield f"| {' | '.join(map(_cell, heads))} |"
+        yield f"|{'---:|' * (len(heads) - 2)}---|---|"
+        yield from (f"| {' | '.join(_row(result, names))} |" for result in about)
+        yield ""
+    yield (
+        "An interval is for the figure that all held-out samples would give; what other data or another seed "
+        "would change is not in it. `against`: the step that was the best when the evaluation was asked, on "
+        "the same samples, one by one, which tells steps apart far sooner than two intervals do; in the "
+        "picture a step that was no better than the best before it is hollow.\n"
+    )
+
+
+def _row(result: EvaluationResult, names: Sequence[str]) -> Iterator[str]:
+    loss, interval = result.loss, above_zero(result.ci95)
+    yield f"{result.step:,}"
+    yield "" if loss is None else enclosed(loss, interval).partition(" ")[0]
+    yield "" if loss is None or interval is None else _between(interval, "{:.4f}".format)
+    yield f"{result.samples:,} of {result.total:,}" if result.samples else ""
+    yield "" if result.against is None else compared(asdict(result.against))
+    for name in names:
+        yield _with_interval(result, name)
+    yield f"{result.seconds:,.1f}" if result.seconds else ""
+    yield _cell(" ".join(result.by[key] for key in ("where", "device", "host") if key in result.by))
+    yield _cell(result.status if result.reason is None else f"{result.status}: {result.reason}")
+
+
+def _with_interval(result: EvaluationResult, name: str) -> str:
+    if name not in result.metrics:
+        return ""
+    interval = result.intervals.get(name)
+    return metric(result.metrics[name]) + (f" ({_between(interval, metric)})" if interval else "")
+
+
+def _between(interval: Interval, write: Callable[[float], str]) -> str:
+    """From where to where; of all samples nothing is open."""
+    low, high = interval
+    return "exact" if low == high else f"{write(low)} to {write(high)}"
+
+
+def _decisions(events: Sequence[Event]) -> Iterator[str]:
+    said = [event for event in events if event["kind"] == "decision" and number(event, "step") > 0]
+    if said:
+        yield "## Decisions\n"
+        yield from (
+            f"- step {number(event, 'step'):,.0f}: {_cell(str(event.get('said', '')))}" for event in said
+        )
+        yield ""
+
+
+def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
+    """For how long training waited, beside the time of its steps."""
+    try:
+        inline = json.loads((run / "plan.json").read_text(encoding="utf-8"))["evaluate_where"] == "inline"
+    except (OSError, ValueError, KeyError, TypeError):  # gone or damaged: the next start makes it anew
+        inline = False
+    kind, field, what = (
+        ("eval", "seconds", "evaluations") if inline else ("snapshot", "blocked_seconds", "snapshots")
+    )
+    waits = [number(event, field) for event in events if event["kind"] == kind]
+    steps = [number(event, "seconds") for event in events if event["kind"] == "step"]
+    if waits and steps:
+        whole = sum(steps) + sum(waits)
+        yield "## What it cost training\n"
+        yield (
+            f"It waited {sum(waits):,.2f} s for {len(waits):,} {what}, at most {max(waits):,.2f} s for one: "
+            f"{sum(waits) / whole:.2%} of {whole:,.0f} s. The median step took "
+            f"{median(steps):,.3f} s.\n"
+        )
+
+
+def _answers(run: Path, course: Sequence[EvaluationResult], best: int | None) -> Iterator[str]:
+    """Of the best and the last step, to the same questions."""
+    done = [result for result in course if result.status == "done"]
+    shown = {result.step: result for result in done if result.step == best or result is done[-1]}
+    said = {step: _predictions(run, result) for step, result in shown.items()}
+    first = next((predictions for predictions in said.values() if predictions), None)
+    if first is None:
+        return
+    yield "## Answers\n"
+    for index, question in enumerate(first[:QUESTIONS]):
+        yield f"### Question {index + 1}\n"
+        yield from _quoted("prompt", _tail(str(question.get("prompt", ""))))
+        yield from _quoted("reference", _head(str(question.get("reference", ""))))
+        for step, predictions in said.items():
+            if index < len(predictions) and predictions[index].get("prompt") == question.get("prompt"):
+                scores = cast("Mapping[str, float]", predictions[index].get("scores") or {})
+                figures = "".join(f", {name} {metric(value)}" for name, value in scores.items())
+                name = f"step {step:,}{' (best)' if step == best else ''}{figures}"
+                yield from _quoted(name, _head(str(predictions[index].get("answer", ""))))
+
+
+def _predictions(run: Path, result: EvaluationResult) -> list[dict[str, object]]:
+    path = run / FOLDER / f"{result.stem}{PREDICTIONS}"
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(QUESTIONS), strict=False)]
+
+
+def _quoted(name: str, text: str) -> Iterator[str]:
+    """A block that no text within it can end."""
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield f"{_cell(name)}:\n\n{fence}text\n{_shown(text.strip())}\n{fence}\n"
+
+
+def _tail(text: str) -> str:
+    return text if len(text) <= LONGEST else f"… {text[-LONGEST:]}"
+
+
+def _head(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+
+
+def _cell(text: str) -> str:
+    """Anybody's text within a line of Markdown: it starts no cell, no line, no HTML and no link."""
+    return re.sub(r"([\\|`*_\[\]<>])", r"\\\1", _shown(text.replace("\n", " ")))
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)

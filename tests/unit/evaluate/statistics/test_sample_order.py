@@ -1,0 +1,70 @@
+"""The order of evaluation: every prefix a fair sample of all, and always the same one."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from glm_accelerate.evaluate.statistics.sample_order import choose
+
+
+def drawn(seed: int, count: int = 2000, sources: int = 4):
+    draw = np.random.default_rng(seed)
+    lengths = draw.lognormal(5, 1, count).astype(np.int64)
+    return lengths, np.minimum(draw.geometric(0.5, count), sources) - 1
+
+
+def apart(strata) -> float:
+    """How many samples a stratum has, in any prefix, more or fewer than its share of it."""
+    shown = np.eye(strata.max() + 1)[strata].cumsum(0)
+    return float(abs(shown - np.arange(1, len(strata) + 1)[:, None] * shown[-1] / len(strata)).max())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_prefix_has_of_each_stratum_its_share(seed):
+    choice = choose(*drawn(seed), seed)
+    assert sorted(choice.order) == list(range(2000))
+    assert 8 <= choice.strata.max() + 1 <= 24
+    assert apart(choice.strata) < 1.5
+
+
+def test_strata_are_sources_and_within_one_from_short_to_long():
+    lengths, sources = drawn(0)
+    choice = choose(lengths, sources, 0)
+    strata = np.empty(2000, dtype=np.int64)
+    strata[choice.order] = choice.strata
+    of = [(sources[strata == one], lengths[strata == one]) for one in range(strata.max() + 1)]
+    assert all(len(set(own)) == 1 for own, _ in of)
+    for (source, shorter), (next_source, longer) in pairwise(of):
+        assert source[0] < next_source[0] or shorter.max() < longer.min()
+
+
+def test_the_seed_decides_and_nothing_else():
+    lengths, sources = drawn(1)
+    one, same, other = (choose(lengths, sources, seed).order for seed in (7, 7, 8))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_every_sample_has_the_same_chance_to_be_among_the_first():
+    lengths, sources = drawn(2, count=60, sources=3)
+    times = np.zeros(60)
+    for seed in range(1500):
+        times[choose(lengths, sources, seed).order[:20]] += 1
+    assert abs(times / 1500 - 1 / 3).max() < 4.5 * np.sqrt(2 / 9 / 1500)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sources"),
+    [([5], [0]), ([3, 3, 3, 3], [0, 0, 0, 0]), ([1, 2, 3], [9, 4, 7]), ([9] * 99 + [1], [0] * 99 + [1])],
+)
+def test_odd_sets(lengths, sources):
+    choice = choose(np.array(lengths), np.array(sources), 0)
+    assert sorted(choice.order) == list(range(len(lengths)))
+    assert sorted(set(choice.strata.tolist())) == list(range(len(set(sources))))
+
+
+def test_a_million_samples_are_ordered_well_within_a_test():
+    draw = np.random.default_rng(0)
+    choice = choose(draw.integers(1, 4096, 10**6), draw.integers(0, 50, 10**6), 0)
+    assert np.array_equal(np.sort(choice.order), np.arange(10**6))
