@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.evaluation.generation_gaps import Parting, first_difference, partings
 from benchmarks.evaluation.generation_sides import Done, Job, read_done, write
 from benchmarks.race.prepare_model import SMALL, TINY, WORDS, prepare_model
 from benchmarks.race.report import Origin, number, origin, publish
@@ -66,7 +65,6 @@ class Row:
     ours: list[Done]
     theirs: list[Done]
     equal: int  # answers that are the same to the last token
-    partings: list[Parting]
 
     def ratios(self, part: str) -> list[float]:
         return [getattr(b, part) / getattr(a, part) for a, b in zip(self.ours, self.theirs, strict=True)]
@@ -135,9 +133,8 @@ def compare(base: Job, questions: Set, case: Case, repeats: int, work: Path) -> 
         said = f"{b.whole:.1f} s theirs, {pairs[-1][0].whole:.1f} s ours"
         print(f"  {case.name}: {said}", file=sys.stderr, flush=True)
     ours, theirs = pairs[0][0].answers, pairs[0][1].answers
-    equal = sum(first_difference(a, b) is None for a, b in zip(ours, theirs, strict=True))
-    found = partings(Path(base.model), questions.prompts, ours, theirs, base.device)
-    return Row(case, [a for a, _ in pairs], [b for _, b in pairs], equal, found)
+    equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    return Row(case, [a for a, _ in pairs], [b for _, b in pairs], equal)
 
 
 # --- The report. ---
@@ -169,24 +166,6 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def gaps(rows: Sequence[Row], count: int) -> list[str]:
-    lines = [
-        "| case, bfloat16 | same answers | part | gap in float32, median | moved by bfloat16: ours | theirs "
-        "| explained |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        found = row.partings
-        sizes = [
-            statistics.median(abs(getattr(p, part)) for p in found) if found else 0.0
-            for part in ("gap", "moved_ours", "moved_theirs")
-        ]
-        explained = f"{sum(p.explained for p in found)} of {len(found)}"
-        cells = [row.case.name, f"{row.equal} of {count}", str(len(found)), *(f"{s:.4f}" for s in sizes)]
-        lines.append("| " + " | ".join([*cells, explained]) + " |")
-    return lines
-
-
 def markdown(source: Origin, base: Job, questions: Set, same: int, of: int, rows: Sequence[Row]) -> str:
     lengths, answers = ([len(p) for p in questions.prompts], questions.lengths)
     head = [
@@ -201,11 +180,8 @@ def markdown(source: Origin, base: Job, questions: Set, same: int, of: int, rows
         ABOUT,
         f"**In float32, {same} of {of} answers are the same, token for token.**\n",
         *table(rows),
-        "",
-        "**gap**: by how much the logits of the two tokens differ, in float32, where two answers part first;",
-        "**moved**: the most by which bfloat16 moves one of the ten likeliest logits there, on either side",
-        "(a forward pass over all); **explained**: two logits that move so far can change places.\n",
-        *gaps(rows, len(questions.prompts)),
+        "\nIn bfloat16: "
+        + ", ".join(f"{row.case.name}: {row.equal} of {len(lengths)} the same" for row in rows),
     ]
     return "\n".join(head) + "\n"
 
@@ -285,8 +261,7 @@ def said(row: Row) -> dict[str, Any]:
         side: [{"whole": run.whole, "prefill": run.prefill, "tokens": run.tokens} for run in runs]
         for side, runs in (("ours", row.ours), ("theirs", row.theirs))
     }
-    found = [asdict(parting) for parting in row.partings]
-    return {"case": asdict(row.case), **runs, "equal": row.equal, "partings": found}
+    return {"case": asdict(row.case), **runs, "equal": row.equal}
 
 
 if __name__ == "__main__":

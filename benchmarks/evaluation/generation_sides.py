@@ -186,6 +186,13 @@ def theirs(job: Job) -> Done:
     return Done(said, now() - began, prefill)
 
 
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """The first token that differs. None: the answers are the same."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((at for at, (a, b) in pairs if a != b), None)
+    return min(len(ours), len(theirs)) if place is None and len(ours) != len(theirs) else place
+
+
 def write(path: Path, value: Job | Done) -> None:
     path.write_text(json.dumps(asdict(value)) + "\n", encoding="utf-8")
 

@@ -86,17 +86,6 @@ def sources(draw: Generator, count: int) -> Population:
     return Population(targets_N * each_N, targets_N, sources_N)
 
 
-def longer_tails(draw: Generator, count: int) -> Population:
-    """Beyond what is promised: one sample in ten costs four times the median's loss a target and more."""
-    return one_source(lengths(draw, count), draw.lognormal(0.5, 1.0, count))
-
-
-def blunders(draw: Generator, count: int) -> Population:
-    """Beyond what is promised: what one sample in 50 does decides, and 128 show it two or three times."""
-    each_N = draw.lognormal(0, 0.2, count) + (draw.random(count) < 0.02) * draw.exponential(8, count)
-    return one_source(lengths(draw, count), each_N)
-
-
 Draw = Callable[[Generator, int], Population]
 PROMISED: Mapping[str, Draw] = {
     "mild": mild,
@@ -105,7 +94,6 @@ PROMISED: Mapping[str, Draw] = {
     "windows of documents": windows,
     "five sources": sources,
 }
-BEYOND: Mapping[str, Draw] = {"longer tails": longer_tails, "rare blunders": blunders}
 
 
 def changed(draw: Generator, old: Population, by: float, spread: float) -> Population:
@@ -197,12 +185,6 @@ def run_of(draw: Generator, old: Population, curve: Sequence[float], spread: flo
     for here, there in pairwise(curve):
         steps.append(changed(draw, steps[-1], there - here, spread))
     return np.stack([step.losses_N for step in steps])
-
-
-def lowest_of(losses_SN: Floats, targets_N: Floats, count: int) -> Outcome:
-    """The lowest loss on the first `count` samples, always the same."""
-    found = losses_SN[:, :count].sum(1) / targets_N[:count].sum()
-    return Outcome(int(found.argmin()), count / losses_SN.shape[1])
 
 
 def ours(

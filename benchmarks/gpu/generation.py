@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Glm4Config, Glm4ForCausalLM
 
 from benchmarks.evaluation import generation_sides
-from benchmarks.evaluation.generation_gaps import first_difference
-from benchmarks.evaluation.generation_sides import Done, Job
+from benchmarks.evaluation.generation_sides import Done, Job, first_difference
 from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.memory import peak_bytes, start_peak
 from benchmarks.gpu.model import GLM_4_9B_0414, TINY, random_decoder

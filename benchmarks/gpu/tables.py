@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.gpu.finding import Finding
 
-TABLES = ("table", "attention", "cross_entropy")
+TABLES = ("attention", "cross_entropy")
 LIMIT = 100  # seconds of one
 SAID = 3_000  # characters of a table that is kept in the finding; the whole is written beside it
 

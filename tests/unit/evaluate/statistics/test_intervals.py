@@ -18,7 +18,7 @@ from glm_accelerate.evaluate.statistics.intervals import (
 from glm_accelerate.evaluate.statistics.looks import level_of
 from glm_accelerate.runtime.errors import UserError
 
-SETS = 200  # of each kind; benchmarks/evaluation/statistics.py takes 2,000
+SETS = 200  # of each kind; the study in docs/why/evaluation.md took 2,000
 
 
 def population(name: str, total: int, seed: int = 0):
