@@ -1,20 +1,19 @@
 """Ratio and speed of zstd with byte planes on a briefly trained model's weights and moments.
 
-python -m benchmarks.checkpoint.codec --out benchmarks/results/NAME
+python -m benchmarks.checkpoint.codec --out benchmarks/results
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.race.report import origin
+from benchmarks.report import origin, page, publish, table
 from glm_accelerate.checkpoint.codec import decode, encode, measure
 from glm_accelerate.checkpoint.staging import as_bytes
 
@@ -51,9 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--out", type=Path, help="NAME for NAME.json and NAME.md")
+    parser.add_argument("--out", type=Path, help="directory for the JSON and Markdown; default: only print")
     args = parser.parse_args()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for name, tensor in train(args.steps, args.width).items():
         content, item = as_bytes(tensor), tensor.element_size()
         speed, ratio = measure(content, item)
@@ -62,31 +61,16 @@ def main() -> None:
         assert decode(packed, item, len(content)) == content
         back = len(content) / 1e6 / (time.perf_counter() - began)
         plain = len(encode(content, 1)) / len(content)
-        megabytes = len(content) / 1e6
-        row = {"megabytes": megabytes, "ratio": ratio, "plain": plain, "compress": speed, "decompress": back}
-        rows.append({"name": name, **row})
-    lines = [
-        "| | MB | ratio | without planes | MB/s in | MB/s out |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    lines += [
-        "| {name} | {megabytes:.1f} | {ratio:.3f} | {plain:.3f} | {compress:.0f} | {decompress:.0f} |".format(
-            **row
-        )
-        for row in rows
-    ]
-    table = "\n".join(lines) + "\n"
-    print(table)
-    if args.out:
-        command = ["python", "-m", "benchmarks.checkpoint.codec", *sys.argv[1:]]
-        source = origin(command, {"torch": torch.__version__})
-        args.out.with_suffix(".json").write_text(
-            json.dumps({"origin": asdict(source), "rows": rows}, indent=1) + "\n"
-        )
-        head = (
-            f"- {source.date}; {source.machine}; one thread\n- `{source.command}`\n- commit {source.commit}\n"
-        )
-        args.out.with_suffix(".md").write_text(f"# Compression of checkpoints\n\n{head}\n{table}")
+        sizes = {"megabytes": len(content) / 1e6, "ratio": ratio, "plain": plain}
+        rows.append({"name": name, **sizes, "compress": speed, "decompress": back})
+    source = origin(
+        ["python", "-m", "benchmarks.checkpoint.codec", *sys.argv[1:]], {"torch": torch.__version__}
+    )
+    columns = ("", "MB", "ratio", "without planes", "MB/s in", "MB/s out")
+    formats = ("", ".1f", ".3f", ".3f", ".0f", ".0f")
+    body = table(columns, (map(format, row.values(), formats) for row in rows))
+    text = page("Compression of checkpoints", source, ["one thread"], body)
+    publish(args.out, "checkpoint-codec", source, text, {"rows": rows})
 
 
 if __name__ == "__main__":

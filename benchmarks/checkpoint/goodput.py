@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.race.report import origin, publish
+from benchmarks.report import Origin, origin, page, publish, table
 from glm_accelerate.checkpoint.policy import Adaptive, Measured, interval
 
 FIXED = tuple(float(round(30 * 2 ** (power / 2))) for power in range(18))  # 30 s to 3 h
@@ -120,26 +120,29 @@ def summary(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
     return rows
 
 
-def markdown(points: Sequence[Point]) -> str:
+def markdown(source: Origin, seeds: int, points: Sequence[Point]) -> str:
     """Two tables: the grid, and each policy over the whole of it."""
-    lines = [
-        "| failure every | save blocks | published after | adaptive | told the rate "
-        "| best fixed | (its interval) | fixed 30 min |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
     half_hour = min(range(len(FIXED)), key=lambda number: abs(FIXED[number] - 1800))
-    lines += [
-        f"| {p.between / 3600:g} h | {p.blocked:g} s | {p.write:g} s | {p.learnt:.2%} | {p.declared:.2%} "
-        f"| {max(p.fixed):.2%} | {FIXED[p.best]:.0f} s | {p.fixed[half_hour]:.2%} |"
-        for p in points
-    ]
-    lines += [
+    columns = "failure every, save blocks, published after, adaptive, told the rate, best fixed, its interval"
+
+    def cells(p: Point) -> Sequence[str]:
+        shares = (f"{each:.2%}" for each in (p.learnt, p.declared, max(p.fixed)))
+        costs = f"{p.between / 3600:g} h", f"{p.blocked:g} s", f"{p.write:g} s"
+        return *costs, *shares, f"{FIXED[p.best]:.0f} s", f"{p.fixed[half_hour]:.2%}"
+
+    whole = ((name, f"{mean:.2%}", f"{worst:.2%}") for name, (mean, worst) in summary(points).items())
+    setting = (
+        f"{seeds:,} seeds a point, {WORK / 3600:.0f} h of work, {RESTART:.0f} s a restart; failures are "
+        "exponential and none meets a restart"
+    )
+    return page(
+        "Goodput of saving policies, simulated",
+        source,
+        [setting],
+        table((*columns.split(", "), "fixed 30 min"), map(cells, points), left=()),
         "",
-        "| over the whole grid | mean goodput | at worst behind the best fixed |",
-        "| --- | ---: | ---: |",
-    ]
-    lines += [f"| {name} | {mean:.2%} | {worst:.2%} |" for name, (mean, worst) in summary(points).items()]
-    return "\n".join(lines) + "\n"
+        table(("over the whole grid", "mean goodput", "at worst behind the best fixed"), whole),
+    )
 
 
 def main(words: Sequence[str]) -> None:
@@ -149,17 +152,8 @@ def main(words: Sequence[str]) -> None:
     given = parser.parse_args(words)
     source = origin(["python", "-m", "benchmarks.checkpoint.goodput", *words], {"numpy": np.__version__})
     points = simulate(given.seeds)
-    table = markdown(points)
-    print(table)
-    if given.out is not None:
-        head = (
-            f"# Goodput of saving policies, simulated\n\n- {source.date}; {source.machine}\n"
-            f"- `{source.command}`\n- commit {source.commit}\n"
-            f"- {given.seeds:,} seeds a point, {WORK / 3600:.0f} h of work, "
-            f"{RESTART:.0f} s a restart; failures are exponential and none meets a restart\n\n"
-        )
-        figures = {"fixed": FIXED, "points": [asdict(p) for p in points]}
-        publish(given.out, "checkpoint-goodput", source, head + table, figures)
+    figures = {"fixed": FIXED, "points": [asdict(p) for p in points]}
+    publish(given.out, "checkpoint-goodput", source, markdown(source, given.seeds, points), figures)
 
 
 if __name__ == "__main__":

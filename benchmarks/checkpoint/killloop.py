@@ -24,7 +24,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.race.report import Origin, origin, publish
+from benchmarks.report import Origin, origin, page, publish, table
 from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, step_of
 from glm_accelerate.checkpoint.read import Reader
@@ -271,26 +271,24 @@ def survive(kills: int, job: Job, config: Path, work: Path) -> Row:
 
 
 def markdown(source: Origin, rows: Sequence[Row]) -> str:
-    columns = ["ranks", "equal", "starts", "kills", *PHASES]
-    columns += ["most lost", "beyond an interval", "skipped", "interval", "save"]
-    lines = [
-        "# Killed at random\n",
-        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        "",
-        ABOUT,
-        "| " + " | ".join(columns) + " |",
-        "| --- | --- |" + " ---: |" * (len(columns) - 2),
-    ]
-    for row in sorted(rows, key=lambda row: row.job):
-        figures = [row.starts, sum(row.kills.values()), *row.kills.values()]
-        figures += [f"{max(row.lost)} steps", row.beyond, row.skipped, f"{row.pace.interval:.2f} s"]
-        figures += [f"{median(row.saves):.2f} s, {max(row.saves):.2f} s"]
-        equal = f"NO: {', '.join(row.differs)}" if row.differs else "yes"
-        lines.append(f"| {row.job} | {equal} | " + " | ".join(map(str, figures)) + " |")
-    return "\n".join(lines) + "\n"
+    def cells(row: Row) -> Sequence[object]:
+        return (
+            row.job,
+            f"NO: {', '.join(row.differs)}" if row.differs else "yes",
+            row.starts,
+            sum(row.kills.values()),
+            *row.kills.values(),
+            f"{max(row.lost)} steps",
+            row.beyond,
+            row.skipped,
+            f"{row.pace.interval:.2f} s",
+            f"{median(row.saves):.2f} s, {max(row.saves):.2f} s",
+        )
+
+    columns = ("ranks", "equal", "starts", "kills", *PHASES)
+    columns += ("most lost", "beyond an interval", "skipped", "interval", "save")
+    body = table(columns, map(cells, sorted(rows, key=lambda row: row.job)), left=(0, 1))
+    return page("Killed at random", source, [], ABOUT, body)
 
 
 def write_config(directory: Path) -> Path:
@@ -317,16 +315,8 @@ def main(words: Sequence[str]) -> None:
         rows: list[Row] = []
         for job in given.jobs:
             rows.append(survive(given.kills, job, config, work))
-            print(rows[-1], flush=True)
-            if given.out is not None:
-                save(given.out, source, rows)
-    print(markdown(source, rows))
-
-
-def save(out: Path, source: Origin, rows: Sequence[Row]) -> None:
-    """After each job: they take long."""
-    figures = {"rows": [asdict(row) for row in rows]}
-    publish(out, "checkpoint-killloop", source, markdown(source, rows), figures)
+            figures = {"rows": [asdict(row) for row in rows]}  # after each job: they take long
+            publish(given.out, "checkpoint-killloop", source, markdown(source, rows), figures)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.race.report import Origin, origin, publish
+from benchmarks.report import Origin, origin, page, publish, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "system"))
 
@@ -77,32 +77,22 @@ def parts(way: str, share: float, scratch: Path) -> list[Part]:
 
 
 def markdown(source: Origin, swept: Sequence[Part]) -> str:
-    lines = [
-        "# A save, cut off at every point\n",
-        f"- {source.date}; {source.machine}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        "",
-        ABOUT,
-        "| | fault | points | of | " + " | ".join(LEFT) + " | broken |",
-        "| --- | --- |" + " ---: |" * (len(LEFT) + 3),
-    ]
-    for part in swept:
+    def cells(part: Part) -> Sequence[object]:
         left = Counter(one.verdict.left for one in part.observed)
         broken = sum(bool(one.verdict.faults) for one in part.observed)
-        figures = [len(part.observed), part.possible, *(left[name] for name in LEFT), broken]
-        lines.append(f"| {part.way} | {part.fault} | " + " | ".join(map(str, figures)) + " |")
+        return part.way, part.fault, len(part.observed), part.possible, *(left[it] for it in LEFT), broken
+
+    lines = [ABOUT, table(("", "fault", "points", "of", *LEFT, "broken"), map(cells, swept), left=(0, 1))]
     for part in swept:
         if part.fault == "SIGKILL":
-            lines += [f"\n## {part.way}: SIGKILL instead of\n", "| | left |", "| --- | --- |"]
-            lines += [f"| `{one.point}` | {one.verdict.left} |" for one in part.observed]
+            found = ((f"`{one.point}`", one.verdict.left) for one in part.observed)
+            lines += [f"\n## {part.way}: SIGKILL instead of\n", table(("", "left"), found, left=(0, 1))]
     broken = [(part, one) for part in swept for one in part.observed if one.verdict.faults]
     lines += ["\n## Broken\n"] if broken else []
     lines += [
         f"- {part.way}, {part.fault}, {one.point}: {'; '.join(one.verdict.faults)}" for part, one in broken
     ]
-    return "\n".join(lines) + "\n"
+    return page("A save, cut off at every point", source, [], *lines)
 
 
 def main(words: Sequence[str]) -> None:
@@ -116,11 +106,8 @@ def main(words: Sequence[str]) -> None:
     source = origin(["python", "-m", "benchmarks.checkpoint.sweep", *words], {"torch": torch.__version__})
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         swept = [part for way in WAYS for part in parts(way, given.share, Path(scratch))]
-    text = markdown(source, swept)
-    print(text)
-    if given.out is not None:
-        figures = {"parts": [asdict(part) for part in swept]}
-        publish(given.out, "checkpoint-sweep", source, text, figures)
+    figures = {"parts": [asdict(part) for part in swept]}
+    publish(given.out, "checkpoint-sweep", source, markdown(source, swept), figures)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.race.prepare_model import SMALL, TINY, WORDS, prepare_model
-from benchmarks.race.report import Origin, origin, publish
+from benchmarks.report import Origin, origin, page, publish, spread, table
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.observe.events import Event, read_events
@@ -198,40 +198,31 @@ def ratios(ways: Mapping[str, Sequence[Ran]], name: str, what: str) -> list[floa
     return [getattr(one, what) / getattr(off, what) for one, off in zip(ways[name], before, strict=True)]
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
 def markdown(source: Origin, given: argparse.Namespace, ways: Mapping[str, Sequence[Ran]]) -> str:
-    lines = [
-        "# What evaluation costs training",
-        "",
-        f"{source.date}, {source.machine}, commit {source.commit}",
-        "",
-        f"`{source.command}`",
-        "",
-        f"{given.method}, {given.steps} steps of 4 samples, {EVALUATIONS} evaluations and one before the"
-        f" first step, of {given.samples} held-out samples each, {given.rounds} rounds.",
-        "",
-        "| way | step s | step, to off | training, to off | busy | by itself | blocked s | answered "
-        "| equal |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for name, runs in ways.items():
-        off = ways[AGAINST.get(name, "off")]
+    cost = median(ratios(ways, "neighbour", "training")) - 1 if "neighbour" in ways else 0.0
+
+    def cells(name: str) -> Sequence[str]:
+        runs, off = ways[name], ways[AGAINST.get(name, "off")]
         equal = all(one.digest == other.digest for one, other in zip(runs, off, strict=True))
         waits = [seconds for one in runs for seconds in one.blocked]
-        blocked = f"{median(waits):.4f}" if waits else "-"
-        answered = f"{sum(one.answered for one in runs)} of {sum(one.asked for one in runs)}"
-        step = median(one.step for one in runs)
-        step_ratio, ratio = (spread(ratios(ways, name, what)) for what in ("step", "training"))
-        same = "yes" if equal else "NO"
         share = median(one.busy / one.training for one in runs)
-        cost = median(ratios(ways, "neighbour", "training")) - 1 if "neighbour" in ways else 0.0
-        explained = f"{share:.0%} | {1 + share * cost:.3f}" if share else "- | -"
-        cells = [name, f"{step:.3f}", step_ratio, ratio, explained, blocked, answered, same]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", ABOUT])
+        return (
+            name,
+            f"{median(one.step for one in runs):.3f}",
+            *(spread(ratios(ways, name, what), 3) for what in ("step", "training")),
+            *((f"{share:.0%}", f"{1 + share * cost:.3f}") if share else "--"),
+            f"{median(waits):.4f}" if waits else "-",
+            f"{sum(one.answered for one in runs)} of {sum(one.asked for one in runs)}",
+            "yes" if equal else "NO",
+        )
+
+    setting = (
+        f"{given.method}, {given.steps} steps of 4 samples, {EVALUATIONS} evaluations and one before the"
+        f" first step, of {given.samples} held-out samples each, {given.rounds} rounds"
+    )
+    columns = "way, step s, step to off, training to off, busy, by itself, blocked s, answered, equal"
+    body = table(columns.split(", "), map(cells, ways), left=(0, 8))
+    return page("What evaluation costs training", source, [setting], body, "", ABOUT)
 
 
 def main() -> None:
@@ -259,11 +250,8 @@ def main() -> None:
                     ways[name].append(run(config, directory, threads, disturbance))
                 print(f"round {number + 1}: {name}: {ways[name][-1]}", file=sys.stderr)
     source = origin(sys.argv, {"torch": torch.__version__})
-    text = markdown(source, given, ways)
-    print(text)
-    if given.out:
-        figures = {name: [asdict(one) for one in runs] for name, runs in ways.items()}
-        publish(given.out, f"evaluation-beside-{given.method}", source, text, figures)
+    figures = {name: [asdict(one) for one in runs] for name, runs in ways.items()}
+    publish(given.out, f"evaluation-beside-{given.method}", source, markdown(source, given, ways), figures)
 
 
 if __name__ == "__main__":

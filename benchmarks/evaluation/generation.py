@@ -7,22 +7,22 @@ as long as allowed, and every answer as long as its reference, with the same sto
 """
 
 import argparse
-import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.evaluation.generation_sides import Done, Job, read_done, write
+from benchmarks.child import result
+from benchmarks.evaluation.generation_sides import Done, Job
+from benchmarks.memory.flat import draw_conversations
 from benchmarks.race.prepare_model import SMALL, TINY, WORDS, prepare_model
-from benchmarks.race.report import Origin, number, origin, publish
+from benchmarks.report import Origin, number, origin, page, publish, spread, table
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.evaluate.measuring.losses import split
@@ -36,6 +36,9 @@ ends after as many tokens as its reference has, by the same schedule on both sid
 the function that looks for stop tokens here), which neither side knows beforehand. Every run is a fresh
 process, warmed on a first batch; sides take turns, figures are medians, a ratio is taken between neighbours.
 """
+
+
+PARTS = ("prefill", "decode", "whole")
 
 
 @dataclass(frozen=True)
@@ -70,24 +73,6 @@ class Row:
         return [getattr(b, part) / getattr(a, part) for a, b in zip(self.ours, self.theirs, strict=True)]
 
 
-def made_up(path: Path, count: int) -> None:
-    """Conversations of random words; lengths with a long tail, as real ones have it."""
-    chance = random.Random(0)
-    words = [
-        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(900)
-    ]
-
-    def said(median: float) -> str:
-        return " ".join(
-            chance.choices(words, k=max(2, min(500, int(chance.lognormvariate(0, 1.0) * median))))
-        )
-
-    with path.open("w", encoding="utf-8") as file:
-        for _ in range(count):
-            turns = [{"role": "user", "content": said(60)}, {"role": "assistant", "content": said(40)}]
-            file.write(json.dumps({"messages": turns}) + "\n")
-
-
 def asked(data: Path, model: Path, work: Path, count: int, most: int) -> Set:
     section = {"train": str(data), "dev": str(data), "max_tokens": most, "overlong": "drop"}
     config = RunConfig.model_validate(
@@ -103,13 +88,7 @@ def asked(data: Path, model: Path, work: Path, count: int, most: int) -> Set:
 
 
 def run(job: Job, work: Path) -> Done:
-    files = work / "job.json", work / "result.json"
-    write(files[0], job)
-    words = [sys.executable, "-m", "benchmarks.evaluation.generation_sides", *map(str, files)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{job.side} ended with code {done.returncode}\n{done.stderr[-3000:]}")
-    return read_done(files[1])
+    return result("benchmarks.evaluation.generation_sides", job, Done, work, threads=job.threads)
 
 
 def equal_in_float32(job: Job, lengths: Sequence[int], work: Path) -> tuple[int, int]:
@@ -140,50 +119,33 @@ def compare(base: Job, questions: Set, case: Case, repeats: int, work: Path) -> 
 # --- The report. ---
 
 
-def median(runs: Sequence[Done], part: str) -> float:
-    return statistics.median(getattr(run, part) for run in runs)
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        "| case | | prefill, s | decode, s | whole, s | answer tokens/s | theirs / ours: prefill | decode "
-        "| **whole** | smallest to largest |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for row in rows:
-        for side, runs in (("theirs", row.theirs), ("ours", row.ours)):
-            parts = [median(runs, part) for part in ("prefill", "decode", "whole")]
-            rate = runs[0].tokens / parts[2]
-            cells = [row.case.name if side == "theirs" else "", side, *map(number, (*parts, rate))]
-            if side == "ours":
-                ratios = {part: row.ratios(part) for part in ("prefill", "decode", "whole")}
-                cells += [f"{statistics.median(ratios[part]):.2f}" for part in ("prefill", "decode")]
-                whole = ratios["whole"]
-                cells += [f"**{statistics.median(whole):.2f}**", f"{min(whole):.2f} to {max(whole):.2f}"]
-            else:
-                cells += [""] * 4
-            lines.append("| " + " | ".join(cells) + " |")
-    return lines
+def rows_of(row: Row) -> Iterator[Sequence[str]]:
+    for side, runs in (("theirs", row.theirs), ("ours", row.ours)):
+        parts = [statistics.median(getattr(run, part) for run in runs) for part in PARTS]
+        cells = [row.case.name if side == "theirs" else "", side, *map(number, parts)]
+        cells.append(number(runs[0].tokens / parts[2]))
+        ratios = [spread(row.ratios(part)) for part in PARTS] if side == "ours" else [""] * len(PARTS)
+        yield *cells, *ratios
 
 
 def markdown(source: Origin, base: Job, questions: Set, same: int, of: int, rows: Sequence[Row]) -> str:
     lengths, answers = ([len(p) for p in questions.prompts], questions.lengths)
-    head = [
-        "# Answers to a held-out set: ours against transformers' `generate`\n",
-        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        f"- {base.device}, {base.threads} threads; {len(lengths)} prompts of {sum(lengths):,} tokens (median "
+    setting = (
+        f"{base.device}, {base.threads} threads; {len(lengths)} prompts of {sum(lengths):,} tokens (median "
         f"{statistics.median(lengths):.0f}, longest {max(lengths)}), references of {sum(answers):,} (median "
-        f"{statistics.median(answers):.0f}, longest {max(answers)})\n",
+        f"{statistics.median(answers):.0f}, longest {max(answers)})"
+    )
+    columns = "prefill s, decode s, whole s, answer tokens/s, theirs / ours: prefill, decode, whole"
+    equal = ", ".join(f"{row.case.name}: {row.equal} of {len(lengths)} the same" for row in rows)
+    return page(
+        "Answers to a held-out set: ours against transformers' `generate`",
+        source,
+        [setting],
         ABOUT,
         f"**In float32, {same} of {of} answers are the same, token for token.**\n",
-        *table(rows),
-        "\nIn bfloat16: "
-        + ", ".join(f"{row.case.name}: {row.equal} of {len(lengths)} the same" for row in rows),
-    ]
-    return "\n".join(head) + "\n"
+        table(("case", "", *columns.split(", ")), (line for row in rows for line in rows_of(row)), (0, 1)),
+        f"\nIn bfloat16: {equal}.",
+    )
 
 
 def cases(given: argparse.Namespace) -> list[Case]:
@@ -225,7 +187,7 @@ def main() -> None:
         work = Path(folder)
         data = given.data or work / "made-up.jsonl"
         if given.data is None:
-            made_up(data, max(400, given.samples))
+            draw_conversations(data, max(400, given.samples), 100, seed=0)
         model = given.model or work / "model"
         if given.model is None:
             prepare_model(data, model, given.vocab, shape=TINY if given.quick else SMALL)
@@ -249,10 +211,8 @@ def main() -> None:
         print(f"  float32: {same} of {of} the same", file=sys.stderr, flush=True)
         rows = [compare(base, questions, case, given.repeats, work) for case in cases(given)]
     text = markdown(source, base, questions, same, of, rows)
-    print(text)
-    if given.out is not None:
-        figures = {"same": same, "of": of, "rows": [said(row) for row in rows]}
-        publish(given.out, "evaluation-generation", source, text, figures)
+    figures = {"same": same, "of": of, "rows": [said(row) for row in rows]}
+    publish(given.out, "evaluation-generation", source, text, figures)
 
 
 def said(row: Row) -> dict[str, Any]:

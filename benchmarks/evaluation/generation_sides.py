@@ -3,12 +3,11 @@
 python -m benchmarks.evaluation.generation_sides JOB RESULT
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
@@ -16,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.child import read, write
 from glm_accelerate.generate import answer, decoding
 from glm_accelerate.generate.decoding import Decoding, Said
 from glm_accelerate.generate.sample import Sampling, pick
@@ -193,16 +193,8 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return min(len(ours), len(theirs)) if place is None and len(ours) != len(theirs) else place
 
 
-def write(path: Path, value: Job | Done) -> None:
-    path.write_text(json.dumps(asdict(value)) + "\n", encoding="utf-8")
-
-
-def read_done(path: Path) -> Done:
-    return Done(**json.loads(path.read_text(encoding="utf-8")))
-
-
 def main(job_file: Path, result_file: Path) -> None:
-    job = Job(**json.loads(job_file.read_text(encoding="utf-8")))
+    job = read(job_file, Job)
     torch.set_num_threads(job.threads)
     write(result_file, ours(job) if job.side == "ours" else theirs(job))
 

@@ -1,9 +1,7 @@
 """What both sides of the comparison are told and what they hand back: one JSON file each way."""
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal
 
 Prompts = Literal["shipped", "honest"]
 
@@ -58,14 +56,6 @@ def holds(prompt: list[int], part: list[int]) -> bool:
     return any(prompt[at : at + width] == part for at in range(len(prompt) - width + 1))
 
 
-def write_json(path: Path, value: Job | Result) -> None:
-    path.write_text(json.dumps(asdict(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def read_job(path: Path) -> Job:
-    return Job(**cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8"))))
-
-
-def read_result(path: Path) -> Result:
-    said = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    return Result(**{**said, "answers": [Answer(**answer) for answer in said["answers"]]})
+def result_of(answers: list[dict[str, Any]], **fields: Any) -> Result:
+    """From its JSON."""
+    return Result(**fields, answers=[Answer(**answer) for answer in answers])

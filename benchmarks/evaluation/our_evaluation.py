@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.evaluation.job import Answer, Job, Result, holds, read_job, write_json
+from benchmarks.child import read, write
+from benchmarks.evaluation.job import Answer, Job, Result, holds
 from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.schema import DataSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
@@ -48,7 +49,7 @@ def inputs_of(job: Job, template: str) -> Inputs:
 
 
 def main(job_file: Path, result_file: Path) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     torch.set_num_threads(job.threads)
     opened = open_model(Path(job.model), device=job.device, dtype=getattr(torch, job.dtype), merged=True)
     inputs = inputs_of(job, opened.template)
@@ -75,7 +76,7 @@ def main(job_file: Path, result_file: Path) -> None:
         answers=answers,
         versions={"torch": torch.__version__},
     )
-    write_json(result_file, result)
+    write(result_file, result)
 
 
 if __name__ == "__main__":

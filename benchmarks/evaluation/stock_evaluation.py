@@ -32,7 +32,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from benchmarks.evaluation.job import Answer, Job, Result, holds, read_job, write_json
+from benchmarks.child import read, write
+from benchmarks.evaluation.job import Answer, Job, Result, holds
 from benchmarks.evaluation.prompts import Question, honest, leaking
 from benchmarks.evaluation.stock_metrics import means, ready, scores_of
 
@@ -136,7 +137,7 @@ def arguments(job: Job, generation: GenerationConfig, out: Path) -> Seq2SeqTrain
 
 
 def main(job_file: Path, result_file: Path) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     torch.set_num_threads(job.threads)
     tokenizer: Any = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     dtype = getattr(torch, job.dtype)
@@ -182,7 +183,7 @@ def main(job_file: Path, result_file: Path) -> None:
         answers=answers,
         versions={module.__name__: module.__version__ for module in (torch, transformers)},
     )
-    write_json(result_file, result)
+    write(result_file, result)
 
 
 if __name__ == "__main__":

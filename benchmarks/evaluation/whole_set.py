@@ -8,8 +8,6 @@ makes one: the race's, trained for some steps, so that it ends its answers.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,11 +18,12 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.evaluation.job import Job, Result, read_result, write_json
+from benchmarks.child import result, run
+from benchmarks.evaluation.job import Job, Result, result_of
 from benchmarks.evaluation.prompts import LONGEST
 from benchmarks.evaluation.stock_evaluation import written
 from benchmarks.evaluation.stock_metrics import NAMES, means, scores_of
-from benchmarks.race.report import ROOT, Origin, number, origin, publish
+from benchmarks.report import Origin, number, origin, page, publish, spread, table
 from glm_accelerate.evaluate.measuring.text import text_scores, word_cutter
 
 ABOUT = """\
@@ -45,22 +44,8 @@ class Round:
     ours: Result
 
 
-def run(words: Sequence[str], threads: int) -> None:
-    """A fresh process of ours; its output is shown only if it fails."""
-    source = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    surroundings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "PYTHONPATH": source}
-    command = [sys.executable, "-m", *words]
-    environment = {**os.environ, **surroundings}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{words[0]} failed ({done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}")
-
-
 def side(module: str, job: Job, work: Path) -> Result:
-    job_file, result_file = work / "job.json", work / "result.json"
-    write_json(job_file, job)
-    run([f"benchmarks.evaluation.{module}", str(job_file), str(result_file)], job.threads)
-    return read_result(result_file)
+    return result(f"benchmarks.evaluation.{module}", job, result_of, work, threads=job.threads)
 
 
 def make_model(train: Path, work: Path, steps: int, tiny: bool, threads: int) -> Path:
@@ -68,8 +53,8 @@ def make_model(train: Path, work: Path, steps: int, tiny: bool, threads: int) ->
     start, run_dir, out = work / "start", work / "run", work / "model"
     if out.exists():
         return out
-    size = ["--tiny"] if tiny else []
-    run(["benchmarks.race.prepare_model", "--data", str(train), "--out", str(start), *size], threads)
+    words = ("--data", train, "--out", start, *(("--tiny",) if tiny else ()))
+    run("benchmarks.race.prepare_model", *words, threads=threads)
     config = {
         "model": {"path": str(start)},
         "adapt": {"method": "full"},
@@ -80,8 +65,8 @@ def make_model(train: Path, work: Path, steps: int, tiny: bool, threads: int) ->
     }
     (work / "config.yaml").write_text(json.dumps(config))  # which is YAML, too
     verb = "glm_accelerate.cli.main"
-    run([verb, "train", str(work / "config.yaml"), "--run", str(run_dir)], threads)
-    run([verb, "export", str(run_dir), str(out), "--dtype", "bfloat16"], threads)
+    run(verb, "train", work / "config.yaml", "--run", run_dir, threads=threads)
+    run(verb, "export", run_dir, out, "--dtype", "bfloat16", threads=threads)
     for name in ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
         if (start / name).exists() and not (out / name).exists():
             (out / name).write_bytes((start / name).read_bytes())
@@ -142,27 +127,30 @@ def checks(stock: Result, ours: Result, shipped: Result) -> tuple[list[str], dic
     return lines, found
 
 
-def table(rounds: Sequence[Round]) -> list[str]:
+TIMES = {
+    "whole": "seconds that training would wait",
+    "generation": "of those, generation",
+    "metrics": "of those, metrics after it",
+    "tokens": "tokens generated",
+    "process": "seconds of the process, loading included",
+}
+
+
+def times(rounds: Sequence[Round]) -> str:
     batches = list(rounds[0].stock)
-    heads = [*(f"stock, batch {batch}" for batch in batches), "ours", *(f"ratio to {b}" for b in batches)]
-    lines = [f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
-    for name, said in (
-        ("whole", "seconds that training would wait"),
-        ("generation", "of those, generation"),
-        ("metrics", "of those, metrics after it"),
-        ("tokens", "tokens generated"),
-        ("process", "seconds of the process, loading included"),
-    ):
+
+    def cells(name: str) -> Sequence[str]:
         stock = [[float(getattr(turn.stock[batch], name)) for turn in rounds] for batch in batches]
         ours = [float(getattr(turn.ours, name)) for turn in rounds]
         ratios = [[a / b for a, b in zip(one, ours, strict=True) if b] for one in stock]
-        told = [f"{median(one):.2f}x ({min(one):.2f} to {max(one):.2f})" if one else "" for one in ratios]
-        cells = [*(number(median(one)) for one in [*stock, ours]), *told]
-        lines.append(f"| {said} | {' | '.join(cells)} |")
-    return lines
+        medians = (number(median(one)) for one in [*stock, ours])
+        return TIMES[name], *medians, *(spread(one) if one else "" for one in ratios)
+
+    heads = [*(f"stock, batch {batch}" for batch in batches), "ours", *(f"ratio to {b}" for b in batches)]
+    return table(("", *heads), map(cells, TIMES))
 
 
-def figures_table(stock: Result, ours: Result, shipped: Result) -> list[str]:
+def scores(stock: Result, ours: Result, shipped: Result) -> str:
     """The figures, and what padding and special tokens add to them in the stock way."""
     bare = means(
         scores_of(text.reference, text.answer)
@@ -176,31 +164,20 @@ def figures_table(stock: Result, ours: Result, shipped: Result) -> list[str]:
         "stock, as it scores them": stock.figures,
         "stock as shipped, the answer in the prompt": shipped.figures,
     }
-    lines = [f"| | {' | '.join(NAMES)} |", f"| --- |{' ---: |' * len(NAMES)}"]
-    return lines + [
-        f"| {said} | {' | '.join(f'{found[name]:.4f}' for name in NAMES)} |" for said, found in rows.items()
-    ]
+    return table(
+        ("", *NAMES), ((way, *(f"{each[name]:.4f}" for name in NAMES)) for way, each in rows.items())
+    )
 
 
 def markdown(source: Origin, job: Job, asked: int, rounds: Sequence[Round], shipped: Result) -> str:
     last = rounds[-1]
     stock = last.stock[min(last.stock)]
-    lines = [
-        "# A whole set evaluated by its answers\n",
-        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        f"- {asked} questions, at most {job.max_new_tokens} new tokens, {job.dtype}, {job.device}, "
-        f"{job.threads} threads, {len(rounds)} rounds\n",
-        ABOUT,
-        *table(rounds),
-        "",
-        *figures_table(stock, last.ours, shipped),
-        "",
-        *checks(stock, last.ours, shipped)[0],
-    ]
-    return "\n".join(lines) + "\n"
+    setting = (
+        f"{asked} questions, at most {job.max_new_tokens} new tokens, {job.dtype}, {job.device}, "
+        f"{job.threads} threads, {len(rounds)} rounds"
+    )
+    tables = times(rounds), "", scores(stock, last.ours, shipped), "", *checks(stock, last.ours, shipped)[0]
+    return page("A whole set evaluated by its answers", source, [setting], ABOUT, *tables)
 
 
 def measure(given: argparse.Namespace, work: Path) -> None:
@@ -230,12 +207,9 @@ def measure(given: argparse.Namespace, work: Path) -> None:
         print(f"round {turn + 1}: stock {waited}, ours {rounds[-1].ours.whole:.1f} s", file=sys.stderr)
     source = origin(["python", "-m", "benchmarks.evaluation.whole_set", *sys.argv[1:]], shipped.versions)
     text = markdown(source, job, asked, rounds, shipped)
-    print(text)
-    if given.out is not None:
-        last = rounds[-1]
-        found = checks(last.stock[min(last.stock)], last.ours, shipped)[1]
-        kept = {"checks": found, "shipped": asdict(shipped), "rounds": [asdict(turn) for turn in rounds]}
-        publish(given.out, f"evaluation-whole-set-{given.device}", source, text, kept)
+    found = checks(rounds[-1].stock[min(given.batch)], rounds[-1].ours, shipped)[1]
+    figures = {"checks": found, "shipped": asdict(shipped), "rounds": [asdict(turn) for turn in rounds]}
+    publish(given.out, f"evaluation-whole-set-{given.device}", source, text, figures)
 
 
 def main() -> None:

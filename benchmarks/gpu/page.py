@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.finding import Finding, Log
-from benchmarks.race.report import number, origin, publish
+from benchmarks.report import number, origin, page, publish
 
 TINY = "Tiny sizes on a CPU: this shows that everything runs, and nothing about speed.\n"
 COLUMNS = (
@@ -25,22 +25,19 @@ def write_page(out: Path, log: Log, tiny: bool, command: Sequence[str]) -> None:
     versions = found["machine"].figures.get("versions", {}) if "machine" in found else {}
     source = origin(command, versions)
     device = found["machine"].figures.get("device", "?") if "machine" in found else "?"
-    parts = [
-        "# GPU run\n",
-        f"- {source.date}; {device}; {source.machine}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {said}" for name, said in source.versions.items()) + "\n",
+    lines = list(found.values())
+    text = page(
+        "GPU run",
+        source,
+        [device],
         *([TINY] if tiny else []),
-        *checks(list(found.values())),
-        *operators(list(found.values())),
+        *checks(lines),
+        *operators(lines),
         *training(found),
         *memory(found),
         *generation(found),
-    ]
-    text = "\n".join(parts) + "\n"
-    print(text)
-    findings = [{"part": one.part, "ok": one.ok, "figures": one.figures} for one in found.values()]
+    )
+    findings = [{"part": one.part, "ok": one.ok, "figures": one.figures} for one in lines]
     publish(out, "gpu-tiny" if tiny else "gpu", source, text, {"findings": findings})
 
 

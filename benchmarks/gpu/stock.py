@@ -6,17 +6,17 @@ checkpointing (QLoRA: PEFT's own preparation, which checkpoints). A step of seve
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from peft import prepare_model_for_kbit_training
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import (
     Glm4Config,
     Glm4ForCausalLM,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -24,29 +24,12 @@ from benchmarks.gpu.cases import Case, config_of, figures_of, peak_seconds, step
 from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.memory import peak_bytes, start_peak
 from benchmarks.race.samples import Tokens
+from benchmarks.race.stock import Watch, row, with_lora
 from glm_accelerate.bench.peak import peak
 from glm_accelerate.models.families import family_of
 from glm_accelerate.plan.flops import Trained, step_flops
 
 IGNORED = -100
-
-
-class Clock(TrainerCallback):
-    """Reads the time at the start and after each step, when the device has finished."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def read(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.read()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.read()
 
 
 class InOrder(Trainer):
@@ -62,7 +45,14 @@ def stock(case: Case, device: torch.device, tiny: bool) -> Iterator[Finding]:
     config = config_of(case, tiny)
     model = loaded(case, config, device)
     held = sum(parameter.nbytes for parameter in model.parameters())
-    steps, clock = steps_of(case, tiny), Clock()
+    steps, times = steps_of(case, tiny), list[float]()
+
+    def read() -> None:
+        """When the device has finished."""
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter())
+
     start_peak(device)
     with tempfile.TemporaryDirectory() as directory:
         trainer = InOrder(
@@ -70,7 +60,7 @@ def stock(case: Case, device: torch.device, tiny: bool) -> Iterator[Finding]:
             args=arguments(case, directory, len(steps), device),
             data_collator=padded,
             train_dataset=[row(sample) for step in steps for sample in step],  # pyright: ignore[reportArgumentType]
-            callbacks=[clock],
+            callbacks=[Watch(read, read)],
         )
         trainer.train()
     most = peak_bytes(device)
@@ -83,7 +73,7 @@ def stock(case: Case, device: torch.device, tiny: bool) -> Iterator[Finding]:
         targets = sum(int(sample.targets[1:].sum()) for sample in step)
         return step_flops(sizes, Trained(case.method), [len(sample.tokens) for sample in step], targets)
 
-    seconds = [b - a for a, b in zip(clock.times, clock.times[1:], strict=False)]
+    seconds = [b - a for a, b in pairwise(times)]
     figures = figures_of(steps, seconds, flops, warmup(tiny))
     batches = [step[at : at + case.batch] for step in steps for at in range(0, len(step), case.batch)]
     computed = sum(len(batch) * max(len(sample.tokens) for sample in batch) for batch in batches)
@@ -110,11 +100,7 @@ def loaded(case: Case, config: dict[str, Any], device: torch.device) -> Any:
     if case.base == "nf4":
         four_bits(model, device)
         model = prepare_model_for_kbit_training(model)
-    if case.method == "full":
-        return model
-    targets = ["q_proj", "k_proj", "v_proj"]
-    lora = LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
-    return get_peft_model(model, lora)
+    return model if case.method == "full" else with_lora(model)
 
 
 def four_bits(model: Any, device: torch.device) -> None:
@@ -165,10 +151,6 @@ def arguments(case: Case, directory: str, steps: int, device: torch.device) -> T
         disable_tqdm=True,
         use_cpu=device.type == "cpu",
     )
-
-
-def row(sample: Tokens) -> dict[str, list[int]]:
-    return {"input_ids": sample.tokens.tolist(), "labels": sample.labels.tolist()}
 
 
 def padded(rows: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks.race.report import origin, publish
+from benchmarks.report import origin, page, publish, table
 
 Work = Callable[[], list[Tensor]]  # a pass: what it returns, and the gradients
 
@@ -113,17 +113,10 @@ def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return max(float((one.double() - true).abs().max() / true.abs().max()) for one, true in pairs)
 
 
-def table(figures: Sequence[Figure]) -> str:
-    lines = [
-        "| case | by | ms | fastest | beside inputs, MB | error | |",
-        "| --- | --- | --: | --: | --: | --: | --- |",
-    ]
-    for one in figures:
-        ms, least = (f"{x:.3f}" if x is not None else "" for x in (one.milliseconds, one.fastest))
-        size = f"{one.peak_bytes / 1e6:,.0f}" if one.peak_bytes is not None else ""
-        far = f"{one.error:.1e}" if one.error is not None else ""
-        lines.append(f"| {one.case} | {one.rival} | {ms} | {least} | {size} | {far} | {one.said} |")
-    return "\n".join(lines) + "\n"
+def cells(one: Figure) -> Sequence[str]:
+    times = (f"{x:.3f}" if x is not None else "" for x in (one.milliseconds, one.fastest))
+    size = f"{one.peak_bytes / 1e6:,.0f}" if one.peak_bytes is not None else ""
+    return one.case, one.rival, *times, size, f"{one.error:.1e}" if one.error is not None else "", one.said
 
 
 def main(name: str, about: str, cases: Callable[[torch.device, bool], Iterable[Case]]) -> None:
@@ -139,14 +132,12 @@ def main(name: str, about: str, cases: Callable[[torch.device, bool], Iterable[C
     figures: list[Figure] = []
     for case in cases(device, given.tiny):
         figures += figures_of(case, given.rounds, device)
-    text = table(figures)
-    print(text)
-    if given.out:
-        command = ["python", "-m", f"benchmarks.kernels.{name}", *sys.argv[1:]]
-        source = origin(command, {"torch": torch.__version__})
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
-        head = f"- {source.date}; {source.machine}; {gpu}\n- `{source.command}`\n- commit {source.commit}; "
-        head += f"torch {torch.__version__}\n- {about}; medians of {given.rounds} rounds in turn\n"
-        title = f"kernels-{name.replace('_', '-')}{'-tiny' if given.tiny else ''}"
-        said = {"gpu": gpu, "figures": [asdict(one) for one in figures]}
-        publish(given.out, title, source, f"# {about}\n\n{head}\n{text}", said)
+    source = origin(
+        ["python", "-m", f"benchmarks.kernels.{name}", *sys.argv[1:]], {"torch": torch.__version__}
+    )
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
+    columns = ("case", "by", "ms", "fastest", "beside inputs, MB", "error", "")
+    facts = [gpu, f"medians of {given.rounds} rounds in turn"]
+    text = page(about, source, facts, table(columns, map(cells, figures), left=(0, 1, 6)))
+    title = f"kernels-{name.replace('_', '-')}{'-tiny' if given.tiny else ''}"
+    publish(given.out, title, source, text, {"gpu": gpu, "figures": [asdict(one) for one in figures]})

@@ -8,25 +8,24 @@ conversations of words drawn at random, as long as a log-normal distribution say
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.child import result
 from benchmarks.memory.flat_picture import SIDES, curves
 from benchmarks.memory.live import build_counter
 from benchmarks.race.draw import in_order, tokens_of
 from benchmarks.race.job import Job, Method
 from benchmarks.race.ours import config_of
 from benchmarks.race.prepare_model import TINY, WORDS, Shape, prepare_model
-from benchmarks.race.report import ROOT, Origin, origin, publish
 from benchmarks.race.samples import read_samples, write_samples
+from benchmarks.report import Origin, origin, page, publish, table
 from glm_accelerate.data.inputs import open_inputs
 
 SMALL = Shape(hidden=256, layers=4, ffn=856, heads=4, kv_heads=2, head_dim=64)
@@ -97,20 +96,9 @@ def draw_conversations(path: Path, count: int, median: int, seed: int) -> None:
 
 def run(side: str, job: Job, work: Path, counter: Path) -> Side:
     """In a fresh process."""
-    job_file, result = work / f"{side}.job.json", work / f"{side}.result.json"
-    job_file.write_text(json.dumps(asdict(replace(job, export=str(work / side)))))
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "LD_PRELOAD": str(counter),
-        "OMP_NUM_THREADS": str(job.threads),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-    }
-    command = [sys.executable, "-m", f"benchmarks.memory.flat_{side}", str(job_file), str(result)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{side} failed ({done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}")
-    return Side(**json.loads(result.read_text()))
+    mine = replace(job, export=str(work / side))
+    module, preload = f"benchmarks.memory.flat_{side}", {"LD_PRELOAD": str(counter)}
+    return result(module, mine, Side, work, threads=job.threads, environment=preload)
 
 
 def prepare(given: argparse.Namespace, work: Path) -> Job:
@@ -141,41 +129,37 @@ def prepare(given: argparse.Namespace, work: Path) -> Job:
     return job
 
 
-def table(sides: Sequence[Side]) -> list[str]:
+def rows(sides: Sequence[Side]) -> Iterator[Sequence[str]]:
     """Stock and ours side by side."""
-    lines = ["| | stock | ours |", "| --- | ---: | ---: |"]
     for name, courses in (("alive", [s.alive for s in sides]), ("resident", [s.high for s in sides])):
         found = [peaks(course) for course in courses]
-        rows = [
+        for what, figures in (
             ("peak of the first step, MB", [f"{p.first / 1e6:,.0f}" for p in found]),
             ("largest peak after it, MB", [f"{p.later / 1e6:,.0f}" for p in found]),
             ("... to the first", [f"{p.later / p.first:.3f}" for p in found]),
             ("steps in which the peak grew", [str(p.grew) for p in found]),
             ("the last of them", ["none" if p.last_growth == 1 else str(p.last_growth) for p in found]),
             ("swing", [f"{p.swing:.2f}" for p in found]),
-        ]
-        lines += [f"| {name}: {what} | {' | '.join(figures)} |" for what, figures in rows]
-    return lines
+        ):
+            yield f"{name}: {what}", *figures
 
 
 def markdown(source: Origin, job: Job, parameters: int, sides: Sequence[Side], picture: str) -> str:
     lengths = np.array([len(sample.tokens) for sample in read_samples(Path(job.train))])
     tail = f"median {np.median(lengths):,.0f}, 99th percentile {np.percentile(lengths, 99):,.0f}"
-    return "\n".join(
-        [
-            "# Memory over many steps\n",
-            f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-            f"- `{source.command}`",
-            f"- commit {source.commit}",
-            "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-            f"- GLM-4 0414, {parameters / 1e6:.1f} M parameters, {job.method}; {job.steps} steps of "
-            f"{job.batch} samples of {lengths.min()} to {lengths.max():,} tokens ({tail})\n",
-            ABOUT,
-            *table(sides),
-            "",
-            *(f"Ours at its start: {said}." for said in sides[1].said if "largest pass" in said),
-            f"\n![memory of both]({picture})\n",
-        ]
+    model = (
+        f"GLM-4 0414, {parameters / 1e6:.1f} M parameters, {job.method}; {job.steps} steps of "
+        f"{job.batch} samples of {lengths.min()} to {lengths.max():,} tokens ({tail})"
+    )
+    return page(
+        "Memory over many steps",
+        source,
+        [model],
+        ABOUT,
+        table(("", "stock", "ours"), rows(sides)),
+        "",
+        *(f"Ours at its start: {said}." for said in sides[1].said if "largest pass" in said),
+        f"\n![memory of both]({picture})",
     )
 
 
@@ -203,10 +187,9 @@ def main(words: Sequence[str]) -> None:
         name = f"memory-flat-{given.method}"
         picture = f"{source.date[:10]}-{name}.svg"
         text = markdown(source, job, parameters, sides, picture)
-    print(text)
+    figures = {side: asdict(measured) for side, measured in zip(SIDES, sides, strict=True)}
+    publish(given.out, name, source, text, figures)
     if given.out is not None:
-        figures = {side: asdict(measured) for side, measured in zip(SIDES, sides, strict=True)}
-        publish(given.out, name, source, text, figures)
         drawn = [[value / 1e6 for value in side.high] for side in sides]
         title = f"Resident memory over {given.steps} steps"
         (given.out / picture).write_text(curves(*drawn, title, "MB"), encoding="utf-8")

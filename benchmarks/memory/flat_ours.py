@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.child import read
 from benchmarks.memory.live import Course, live_now
-from benchmarks.race.job import read_job
+from benchmarks.race.job import Job
 from benchmarks.race.ours import config_of
 from glm_accelerate.observe.events import Event
 from glm_accelerate.train.run import train
@@ -39,7 +40,7 @@ class Scale:
 
 
 def main(job_file: Path, result_file: Path) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     torch.set_num_threads(job.threads)
     scale = Scale()
     train(config_of(job), Path(job.export) / "run", observers=[scale])

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.memory.cases import FULL, LORA, MEASURED, PREDICTED
 from benchmarks.memory.tracked import measure
-from benchmarks.race.report import Origin, origin, publish
+from benchmarks.report import Origin, origin, page, publish, table
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Estimate, Job
 
@@ -65,73 +65,50 @@ def run(name: str, job: Job) -> Row:
     return row
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        "| | form | tokens | recompute | ranks | predicted | measured | error | worst moment |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for row in rows:
+def measured_table(rows: Sequence[Row]) -> str:
+    def cells(row: Row) -> Sequence[object]:
         job, most = row.job, row.predicted
-        lines.append(
-            f"| {row.name} | {job.form} | {job.pass_tokens:,} | {job.recompute} | {job.ranks} "
-            f"| {most.allocated / 1e6:,.1f} | {row.measured / 1e6:,.1f} | {row.error:+.1%} | {most.phase} |"
-        )
-    return lines
+        sizes = (f"{most.allocated / 1e6:,.1f}", f"{row.measured / 1e6:,.1f}", f"{row.error:+.1%}")
+        where = (job.form, f"{job.pass_tokens:,}", job.recompute, job.ranks)
+        return row.name, *where, *sizes, most.phase
+
+    columns = "form, tokens, recompute, ranks, predicted, measured, error, worst moment"
+    return table(("", *columns.split(", ")), map(cells, rows), left=(0, 1, 3, 8))
 
 
-def breakdown(row: Row) -> list[str]:
-    lines = [
-        f"\nThe largest error, item by item: **{row.name}**\n",
-        "| what | MB | why |",
-        "| --- | ---: | --- |",
-    ]
+def breakdown(row: Row) -> str:
     items = (item for item in row.predicted.items if item.where == "device")
-    return [*lines, *(f"| {item.what} | {item.bytes / 1e6:,.1f} | {item.why} |" for item in items)]
-
-
-def large() -> list[str]:
-    lines = [
-        BIG,
-        "| | predicted | allocated | worst moment | host | disk | to hold |",
-        "| --- | ---: | ---: | --- | ---: | ---: | --- |",
-    ]
-    for name, (job, held) in PREDICTED.items():
-        most = estimate(job)
-        sizes = " | ".join(f"{size / 1e9:,.2f}" for size in (most.peak, most.allocated))
-        lines.append(
-            f"| {name} | {sizes} | {most.phase} | {most.host / 1e9:,.1f} | {most.disk / 1e9:,.1f} | {held} |"
-        )
-    return lines
-
-
-def more_ranks() -> list[str]:
-    lines = [MORE, "| | 1 | 2 | 4 | 8 |", "| --- | ---: | ---: | ---: | ---: |"]
-    for name, job in (("LoRA", LORA), ("full", FULL)):
-        most = [estimate(replace(job, ranks=n, shards=n)).allocated for n in (1, 2, 4, 8)]
-        lines.append(f"| {name} | " + " | ".join(f"{size / 1e6:,.1f}" for size in most) + " |")
-    return lines
-
-
-def page(source: Origin, rows: Sequence[Row]) -> str:
-    worst = max(rows, key=lambda row: abs(row.error))
-    return "\n".join(
-        [
-            "# Predicted against measured memory\n",
-            f"- {source.date}; {source.machine}",
-            f"- `{source.command}`",
-            f"- commit {source.commit}",
-            "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-            f"- {len(rows)} configurations; largest error {abs(worst.error):.1%} ({worst.name})\n",
-            ABOUT,
-            *table(rows),
-            *breakdown(worst),
-            "",
-            *large(),
-            "",
-            *more_ranks(),
-            "",
-        ]
+    cells = ((item.what, f"{item.bytes / 1e6:,.1f}", item.why) for item in items)
+    return f"\nThe largest error, item by item: **{row.name}**\n\n" + table(
+        ("what", "MB", "why"), cells, left=(0, 2)
     )
+
+
+def large() -> str:
+    def cells(name: str, job: Job, wanted: str) -> Sequence[str]:
+        most = estimate(job)
+        sizes = (f"{size / 1e9:,.2f}" for size in (most.peak, most.allocated))
+        return name, *sizes, most.phase, f"{most.host / 1e9:,.1f}", f"{most.disk / 1e9:,.1f}", wanted
+
+    columns = "predicted, allocated, worst moment, host, disk, to hold"
+    rows = (cells(name, *case) for name, case in PREDICTED.items())
+    return table(("", *columns.split(", ")), rows, left=(0, 3, 6))
+
+
+def more_ranks() -> str:
+    counts = (1, 2, 4, 8)
+    sizes = {
+        name: [estimate(replace(job, ranks=n, shards=n)).allocated for n in counts]
+        for name, job in (("LoRA", LORA), ("full", FULL))
+    }
+    return table(("", *counts), ((name, *(f"{x / 1e6:,.1f}" for x in each)) for name, each in sizes.items()))
+
+
+def markdown(source: Origin, rows: Sequence[Row]) -> str:
+    worst = max(rows, key=lambda row: abs(row.error))
+    found = f"{len(rows)} configurations; largest error {abs(worst.error):.1%} ({worst.name})"
+    parts = [ABOUT, measured_table(rows), breakdown(worst), "", BIG, large(), "", MORE, more_ranks()]
+    return page("Predicted against measured memory", source, [found], *parts)
 
 
 def here(job: Job) -> Job | None:
@@ -151,19 +128,11 @@ def main(words: Sequence[str]) -> None:
     source = origin(["python", "-m", "benchmarks.memory.predicted", *words], {"torch": torch.__version__})
     jobs = {name: here(job) for name, job in MEASURED.items() if name in (given.only or MEASURED)}
     rows = [run(name, job) for name, job in jobs.items() if job is not None]
-    text = page(source, rows)
-    print(text)
-    if given.out is not None:
-        figures = [
-            {
-                "name": row.name,
-                "measured": row.measured,
-                "error": row.error,
-                "predicted": asdict(row.predicted),
-            }
-            for row in rows
-        ]
-        publish(given.out, "memory-predicted", source, text, {"cases": figures})
+    figures = [
+        {"name": row.name, "measured": row.measured, "error": row.error, "predicted": asdict(row.predicted)}
+        for row in rows
+    ]
+    publish(given.out, "memory-predicted", source, markdown(source, rows), {"cases": figures})
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
+from glm_accelerate.assemble.model import complete
+from glm_accelerate.assemble.recipe import ModelFiles, Recipe
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.types import IGNORED, Batch, Step
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.memory.job import Job
-from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.optim.build import build_optimizer
@@ -31,7 +32,6 @@ from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.ranks import Ranks, joined
-from glm_accelerate.parallel.shard import make_mesh, shard
 from glm_accelerate.train.step import update
 
 STEPS = 2  # moments are made in the first
@@ -149,12 +149,15 @@ def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optim
             parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1.0)
     if job.sizes.tied:
         model.head.weight = model.embed
-    model.compute = getattr(torch, job.compute)
-    model.recompute = job.recompute == "blocks"
-    adapt(model, _section(job))
-    if job.shards > 1:
-        shard(model, list(model.layers), ["hidden"], make_mesh(device, job.ranks, job.shards))
-    bind_operators(model, compiled=job.form in ("native", "compiled"))
+    recipe = Recipe(
+        ModelFiles(Path()),
+        _section(job),
+        compute=getattr(torch, job.compute),
+        recompute=job.recompute == "blocks",
+        compiled=job.form in ("native", "compiled"),
+        shards=job.shards,
+    )
+    complete(model, recipe, device, ranks)
     section = OptimSection(name=job.optimizer)  # pyright: ignore[reportArgumentType]
     optimizer = build_optimizer(
         model.named_parameters(),
@@ -165,7 +168,7 @@ def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optim
     )
     if away:
         model.to(device)
-        bind_operators(model, compiled=job.form in ("native", "compiled"))
+        bind_operators(model, compiled=recipe.compiled)
     keep_copies(optimizer, model)
     assert model.form == job.form, f"{model.form} here, {job.form} was asked for"
     return model.train(), optimizer

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.memory.flat import draw_conversations
 from benchmarks.race.prepare_model import WORDS, prepare_model
-from benchmarks.race.report import ROOT, Origin, origin, publish
+from benchmarks.report import ROOT, Origin, origin, page, publish, table
 from glm_accelerate.plan.run_plan import Memory
 
 START = "import sys; from glm_accelerate.cli.main import main; sys.exit(main())"
@@ -137,29 +137,28 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
     return row
 
 
-def page(source: Origin, rows: Sequence[Row]) -> str:
+def markdown(source: Origin, rows: Sequence[Row]) -> str:
     errors = [abs(row.error) for row in rows]
     worst = max(rows, key=lambda row: abs(row.error))
-    lines = [
-        "# Predicted against measured: whole runs\n",
-        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        f"- {len(rows)} runs of a GLM-4-0414 of 34 M parameters; memory: median error {median(errors):.1%}, "
-        f"mean {mean(errors):.1%}, largest {abs(worst.error):.1%} ({worst.name})\n",
-        ABOUT,
-        "| | predicted MiB | measured MiB | error | forecast s | took s | after ten steps |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        said = "-" if row.forecast is None else f"{row.forecast:,.0f}"
-        later = "-" if row.after_ten is None else f"x {row.after_ten:.2f}"
-        lines.append(
-            f"| {row.name} | {row.predicted / 2**20:,.0f} | {row.measured / 2**20:,.0f} | {row.error:+.1%} "
-            f"| {said} | {row.seconds:,.0f} | {later} |"
+    found = (
+        f"{len(rows)} runs of a GLM-4-0414 of 34 M parameters; memory: median error {median(errors):.1%}, "
+        f"mean {mean(errors):.1%}, largest {abs(worst.error):.1%} ({worst.name})"
+    )
+
+    def cells(row: Row) -> Sequence[str]:
+        return (
+            row.name,
+            f"{row.predicted / 2**20:,.0f}",
+            f"{row.measured / 2**20:,.0f}",
+            f"{row.error:+.1%}",
+            "-" if row.forecast is None else f"{row.forecast:,.0f}",
+            f"{row.seconds:,.0f}",
+            "-" if row.after_ten is None else f"x {row.after_ten:.2f}",
         )
-    return "\n".join([*lines, ""])
+
+    columns = "predicted MiB, measured MiB, error, forecast s, took s, after ten steps"
+    body = table(("", *columns.split(", ")), map(cells, rows))
+    return page("Predicted against measured: whole runs", source, [found], ABOUT, body)
 
 
 def main(words: Sequence[str]) -> None:
@@ -192,10 +191,8 @@ def main(words: Sequence[str]) -> None:
     for name in given.only or every:
         rows.append(run(name, every[name], config, work))
         print(f"{name}: {rows[-1].measured / 2**20:,.0f} MiB, {rows[-1].error:+.1%}", flush=True)
-    text = page(source, rows)
-    print(text)
-    if given.out is not None:
-        publish(given.out, "memory-whole-runs", source, text, {"runs": [asdict(row) for row in rows]})
+    figures = {"runs": [asdict(row) for row in rows]}
+    publish(given.out, "memory-whole-runs", source, markdown(source, rows), figures)
 
 
 if __name__ == "__main__":

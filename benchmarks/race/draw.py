@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.race.job import Job, read_job
+from benchmarks.child import read
+from benchmarks.race.job import Job
 from benchmarks.race.ours import config_of
 from benchmarks.race.samples import Tokens, write_samples
 from glm_accelerate.config.schema import RunConfig
@@ -44,7 +45,7 @@ def tokens_of(store: Store, numbers: Sequence[int]) -> list[Tokens]:
 
 
 def main(job_file: Path, dev: Path, heldout: Path, count: int) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     config = config_of(job, dev)
     inputs = open_inputs(config.data, Path(job.model))
     assert inputs.dev is not None

@@ -3,12 +3,11 @@
 A side is a process of its own. It reads a Job, trains, and writes a Result; it never judges itself.
 """
 
-import json
 import resource
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 Side = str  # "stock", "ours", or the name of a peer
 Method = Literal["lora", "full"]
@@ -94,15 +93,3 @@ def _status(name: str) -> int:
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     raise AssertionError(f"{status} has no {name}")
-
-
-def write_json(path: Path, value: Job | Result) -> None:
-    path.write_text(json.dumps(asdict(value), indent=1) + "\n")
-
-
-def read_job(path: Path) -> Job:
-    return Job(**cast(dict[str, Any], json.loads(path.read_text())))
-
-
-def read_result(path: Path) -> Result:
-    return Result(**cast(dict[str, Any], json.loads(path.read_text())))

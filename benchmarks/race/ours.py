@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, read_job, write_json
+from benchmarks.child import read, write
+from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak
 from benchmarks.race.samples import read_samples
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pack import ARRANGE
@@ -72,7 +73,7 @@ def computed(job: Job, batching: str, micro_tokens: int) -> list[int]:
 
 
 def main(job_file: Path, result_file: Path) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     torch.set_num_threads(job.threads)
     export = Path(job.export)
     clock = Clock()
@@ -105,7 +106,7 @@ def main(job_file: Path, result_file: Path) -> None:
         save_adapter(run.model, export)
     else:
         save_model(run.model, export)
-    write_json(result_file, result)
+    write(result_file, result)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.race.report import Origin, number, origin
+from benchmarks.report import Origin, number, origin, page, publish, table
 
 MAX_INPUT = MAX_OUTPUT = 512  # as shipped; ours: their sum
 SAMPLE_SECONDS = 0.05
@@ -196,32 +196,32 @@ def grow(data: Path, out: Path, size: int, seed: int = 0) -> int:
 
 def markdown(source: Origin, size: int, conversations: int, runs: dict[str, list[Run]]) -> str:
     first = next(iter(runs))
-    lines = [
-        "# Preparing data: ours against the stock way\n",
-        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        f"- {size / 1e6:,.0f} MB, {conversations:,} conversations; byte-level BPE of 8,000 words\n",
-        f"{ABOUT}\nMedians of {len(runs[first])} a side. Speed and memory ratio: to {first}.\n",
-        "| | seconds | MB/s | tokens/s | speed | processor s | memory, MB | memory ratio | disk, MB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
 
     def mid(name: str, field: str) -> float:
         return median(getattr(run, field) for run in runs[name])
 
-    for name in runs:
-        seconds, tokens = mid(name, "seconds"), mid(name, "tokens")
-        memory_, resident = mid(name, "anonymous") / 1e6, mid(name, "resident") / 1e6
-        speed = median(a.seconds / b.seconds for a, b in zip(runs[first], runs[name], strict=True))
-        less = median(b.anonymous / a.anonymous for a, b in zip(runs[first], runs[name], strict=True))
-        lines.append(
-            f"| {name} | {number(seconds)} | {number(size / 1e6 / seconds)} | {number(tokens / seconds)} "
-            f"| {speed:.2f}x | {number(mid(name, 'cpu_seconds'))} | {memory_:,.0f} ({resident:,.0f}) "
-            f"| {less:.2f} | {mid(name, 'disk') / 1e6:,.0f} |"
+    def row(name: str) -> Sequence[str]:
+        seconds, pairs = mid(name, "seconds"), list(zip(runs[first], runs[name], strict=True))
+        return (
+            name,
+            number(seconds),
+            number(size / 1e6 / seconds),
+            number(mid(name, "tokens") / seconds),
+            f"{median(a.seconds / b.seconds for a, b in pairs):.2f}x",
+            number(mid(name, "cpu_seconds")),
+            f"{mid(name, 'anonymous') / 1e6:,.0f} ({mid(name, 'resident') / 1e6:,.0f})",
+            f"{median(b.anonymous / a.anonymous for a, b in pairs):.2f}",
+            f"{mid(name, 'disk') / 1e6:,.0f}",
         )
-    return "\n".join(lines) + "\n"
+
+    columns = "seconds, MB/s, tokens/s, speed, processor s, memory MB, memory ratio, disk MB"
+    return page(
+        "Preparing data: ours against the stock way",
+        source,
+        [f"{size / 1e6:,.0f} MB, {conversations:,} conversations; byte-level BPE of 8,000 words"],
+        f"{ABOUT}\nMedians of {len(runs[first])} a side. Speed and memory ratio: to {first}.\n",
+        table(("", *columns.split(", ")), map(row, runs)),
+    )
 
 
 def main() -> None:
@@ -254,19 +254,9 @@ def main() -> None:
             for side_ in given.sides:
                 runs[side_].append(measure(side_, file, model, scratch))
                 print(runs[side_][-1], flush=True)
-        text = markdown(source, file.stat().st_size, conversations, runs)
-        said: dict[str, Any] = {
-            "origin": asdict(source),
-            "bytes": file.stat().st_size,
-            "conversations": conversations,
-            "runs": [asdict(run) for each in runs.values() for run in each],
-        }
-    print(text)
-    if given.out:
-        given.out.mkdir(parents=True, exist_ok=True)
-        stem = f"prepare-{source.date[:10]}"
-        (given.out / f"{stem}.json").write_text(json.dumps(said, indent=1) + "\n")
-        (given.out / f"{stem}.md").write_text(text)
+        size, figures = file.stat().st_size, [asdict(run) for each in runs.values() for run in each]
+        said = {"bytes": size, "conversations": conversations, "runs": figures}
+        publish(given.out, "prepare", source, markdown(source, size, conversations, runs), said)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ warm caches, threads or memory.
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,12 +16,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.child import result, run, write
 from benchmarks.race.figures import Pair, rows
-from benchmarks.race.job import Job, Method, Result, Side, read_result, write_json
-from benchmarks.race.report import ROOT, Heat, Origin, as_json, markdown, origin, table
+from benchmarks.race.job import Job, Method, Result, Side
+from benchmarks.race.report import Heat, as_json, markdown, table
+from benchmarks.report import ROOT, Origin, origin
 
 SIDES: tuple[Side, Side] = ("stock", "ours")
-ALONE = {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}  # no run waits for a network
 
 
 @dataclass(frozen=True)
@@ -45,46 +44,28 @@ class Setting:
     tiny: bool
 
 
-def run(
-    module: str,
-    *words: str | Path | int,
-    threads: int,
-    compiled: Path | None = None,
-    python: str | Path = sys.executable,
-) -> None:
-    """Run one of our modules in a fresh process; its output is shown only if it fails.
-
-    `compiled`: where torch keeps what it compiles, emptied first, so that no run profits from another's.
-    `python`: another environment's, for a peer.
-    """
-    command = [str(python), "-m", f"benchmarks.race.{module}", *map(str, words)]
-    source = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environment = {**os.environ, **ALONE, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": source}
-    if compiled:
-        shutil.rmtree(compiled, ignore_errors=True)
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{module} failed ({done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}")
-
-
 def one_side(
     side: Side, job: Job, work: Path, heldout: Path, module: str = "", python: str | Path = sys.executable
 ) -> tuple[Result, float]:
     """Train, then have the export judged; the export is not kept. `module`: if it has not the side's name."""
-    export = work / f"export-{side}"
-    shutil.rmtree(export, ignore_errors=True)
-    mine = replace(job, export=str(export))
-    job_file, result_file = work / f"{side}.job.json", work / f"{side}.result.json"
-    write_json(job_file, mine)
-    compiled = work / "compiled"
-    run(module or side, job_file, result_file, threads=job.threads, compiled=compiled, python=python)
-    return read_result(result_file), judge(Path(job.model), export, heldout, work, job.threads)
+    export, compiled = work / f"export-{side}", work / "compiled"
+    for folder in (export, compiled):  # no run profits from what another compiled
+        shutil.rmtree(folder, ignore_errors=True)
+    found = result(
+        f"benchmarks.race.{module or side}",
+        replace(job, export=str(export)),
+        Result,
+        work,
+        threads=job.threads,
+        environment={"TORCHINDUCTOR_CACHE_DIR": str(compiled)},
+        python=python,
+    )
+    return found, judge(Path(job.model), export, heldout, work, job.threads)
 
 
 def judge(model: Path, export: Path, heldout: Path, work: Path, threads: int) -> float:
     out = work / "loss.json"
-    run("judge", model, export, heldout, out, threads=threads)
+    run("benchmarks.race.judge", model, export, heldout, out, threads=threads)
     return float(json.loads(out.read_text())["loss"])
 
 
@@ -105,8 +86,8 @@ def heat(setting: Setting, method: Method, batch: int, model: Path, work: Path) 
         threads=setting.threads,
     )
     job_file = work / "samples.job.json"
-    write_json(job_file, job)
-    run("draw", job_file, setting.dev, heldout, setting.heldout, threads=setting.threads)
+    write(job_file, job)
+    run("benchmarks.race.draw", job_file, setting.dev, heldout, setting.heldout, threads=setting.threads)
     before = judge(model, model, heldout, work, setting.threads)
     pairs: list[Pair] = []
     for repeat in range(setting.repeats):
@@ -124,7 +105,7 @@ def model_for(setting: Setting, work: Path) -> tuple[Path, int]:
     if not (model / "made.json").exists():
         tiny = ("--tiny",) if setting.tiny else ()
         words = ("--data", setting.train, "--out", model, "--vocab", setting.vocab, *tiny)
-        run("prepare_model", *words, threads=setting.threads)
+        run("benchmarks.race.prepare_model", *words, threads=setting.threads)
     return model, int(json.loads((model / "made.json").read_text())["parameters"])
 
 

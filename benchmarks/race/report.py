@@ -1,19 +1,12 @@
-"""The result of a race as people read it (Markdown) and as programs do (JSON), with all that is needed to
-run it again: date, machine, command, commit, versions, and what was not equal."""
+"""The result of a race as people read it and as programs do, with what was not equal."""
 
-import json
-import os
-import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.race.figures import Pair, Row
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.report import Origin, number
 
 BASELINE = """\
 **The baseline** (`benchmarks/race/stock.py`) is our own re-statement of GLM-4's fine-tune script: HF Trainer
@@ -44,77 +37,25 @@ class Heat:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where figures come from."""
-
-    date: str
-    machine: str
-    load: float
-    command: str
-    commit: str
-    versions: dict[str, str]
-
-
-def origin(command: Sequence[str], versions: dict[str, str]) -> Origin:
-    return Origin(
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        machine=machine(),
-        load=os.getloadavg()[0],
-        command=" ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
-        commit=commit(),
-        versions={"python": platform.python_version(), **versions},
-    )
-
-
-def publish(out: Path, name: str, source: Origin, text: str, figures: dict[str, Any]) -> None:
-    """The Markdown and the JSON of a benchmark, named by its day."""
-    out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"{source.date[:10]}-{name}"
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    said = {"origin": asdict(source), **figures}
-    stem.with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-
-
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB memory"
-
-
-def commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    name = git("rev-parse", "HEAD") or "none"
-    changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")  # what was measured before
-    return name + (" with uncommitted changes" if changed else "")
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
-
-
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| | stock | ours | ours / stock | smallest to largest |", "| --- | ---: | ---: | ---: | --- |"]
-    for row in rows:
-        unit = f", {row.unit}" if row.unit else ""
-        spread = f"{min(row.ratios):.3f} to {max(row.ratios):.3f}"
-        figures = f"{number(row.stock)} | {number(row.ours)} | {row.ratio:.3f} | {spread}"
-        lines.append(f"| {row.name}{unit} | {figures} |")
-    return "\n".join(lines)
+    return report.table(
+        ("", "stock", "ours", "ours / stock", "smallest to largest"),
+        (
+            (
+                f"{row.name}, {row.unit}" if row.unit else row.name,
+                number(row.stock),
+                number(row.ours),
+                f"{row.ratio:.3f}",
+                f"{min(row.ratios):.3f} to {max(row.ratios):.3f}",
+            )
+            for row in rows
+        ),
+        left=(0, 4),
+    )
 
 
 def markdown(source: Origin, heats: Sequence[Heat], *, parameters: int, warmup: int, max_tokens: int) -> str:
     parts = [
-        "# Race: ours against the stock way\n",
-        f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-        f"- `{source.command}`",
-        f"- commit {source.commit}",
-        "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-        f"- GLM-4 0414, {parameters / 1e6:.1f} M parameters, random weights; at most {max_tokens:,} tokens\n",
         BASELINE,
         "Medians of interleaved runs (stock, ours, stock, ours, ...), each in a fresh process. A ratio is",
         "taken between neighbours; the last column is its spread. The first",
@@ -132,7 +73,8 @@ def markdown(source: Origin, heats: Sequence[Heat], *, parameters: int, warmup: 
             f"ours {end.ours:.4f} ({100 * (end.ratio - 1):+.2f} %): it fell by {fell}.\n",
             table(heat.rows),
         ]
-    return "\n".join(parts) + "\n"
+    model = f"GLM-4 0414, {parameters / 1e6:.1f} M parameters, random weights; at most {max_tokens:,} tokens"
+    return report.page("Race: ours against the stock way", source, [model], *parts)
 
 
 def as_json(source: Origin, heats: Sequence[Heat]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ transformers over all positions, LoRA 8/32/0.1 on q, k, v, default AdamW, linear
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +25,35 @@ from transformers import (
     TrainerCallback,
 )
 
-from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, read_job, write_json
+from benchmarks.child import read, write
+from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak
 from benchmarks.race.samples import Tokens, read_samples
 
 
-class Clock(TrainerCallback):
-    """Reads the meter when training starts and after each step."""
+class Watch(TrainerCallback):
+    """Calls back when training starts and after each step."""
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, begin: Callable[[], None], step: Callable[[], None]) -> None:
+        self.begin, self.step = begin, step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter.read()
+        self.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter.read()
+        self.step()
 
 
-def load(job: Job) -> Any:
-    """The model as the script loads it; with LoRA, PEFT keeps the adapter in fp32."""
+def load(job: Job) -> tuple[Any, Any]:
+    """Tokenizer and model as the script loads them."""
+    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job.model, use_cache=False, dtype=torch.bfloat16)
-    if job.method == "full":
-        return model
-    lora = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=8,
-        lora_alpha=32,
-        lora_dropout=0.1,
-        target_modules=["q_proj", "k_proj", "v_proj"],
-    )
+    return tokenizer, model if job.method == "full" else with_lora(model)
+
+
+def with_lora(model: Any) -> Any:
+    """PEFT keeps the adapter in fp32."""
+    targets = ["q_proj", "k_proj", "v_proj"]
+    lora = LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
     return get_peft_model(model, lora)
 
 
@@ -78,31 +78,35 @@ def arguments(job: Job) -> Seq2SeqTrainingArguments:
     )
 
 
-def rows(samples: Sequence[Tokens]) -> list[dict[str, list[int]]]:
-    """Samples as the tokenizing `map` leaves them."""
-    return [{"input_ids": s.tokens.tolist(), "labels": s.labels.tolist()} for s in samples]
+def row(sample: Tokens) -> dict[str, list[int]]:
+    """As the tokenizing `map` leaves it."""
+    return {"input_ids": sample.tokens.tolist(), "labels": sample.labels.tolist()}
+
+
+def fine_tune(job: Job, tokenizer: Any, model: Any, samples: Sequence[Tokens], watch: Watch) -> None:
+    Seq2SeqTrainer(
+        model=model,
+        args=arguments(job),
+        data_collator=DataCollatorForSeq2Seq(tokenizer=tokenizer, padding="longest", return_tensors="pt"),
+        train_dataset=[row(sample) for sample in samples],  # pyright: ignore[reportArgumentType]  (any sequence will do)
+        callbacks=[watch],
+    ).train()
+
+
+def versions() -> dict[str, str]:
+    return {module.__name__: module.__version__ for module in (torch, transformers, peft)}
 
 
 def main(job_file: Path, result_file: Path) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     torch.set_num_threads(job.threads)
     transformers.set_seed(job.seed)
     before = memory_now()
     samples = read_samples(Path(job.train))
-    tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
-    model = load(job)
+    tokenizer, model = load(job)
     gc.collect()
-    loaded = memory_now()
-
-    meter = Meter()
-    trainer = Seq2SeqTrainer(
-        model=model,
-        args=arguments(job),
-        data_collator=DataCollatorForSeq2Seq(tokenizer=tokenizer, padding="longest", return_tensors="pt"),
-        train_dataset=rows(samples),  # pyright: ignore[reportArgumentType]  (any sequence will do)
-        callbacks=[Clock(meter)],
-    )
-    trainer.train()
+    loaded, meter = memory_now(), Meter()
+    fine_tune(job, tokenizer, model, samples, Watch(meter.read, meter.read))
     peak = memory_peak()
 
     batches = [samples[at : at + job.batch] for at in range(0, job.steps * job.batch, job.batch)]
@@ -117,10 +121,10 @@ def main(job_file: Path, result_file: Path) -> None:
         memory_loaded=loaded,
         memory_peak=peak,
         trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        versions={m.__name__: m.__version__ for m in (torch, transformers, peft)},
+        versions=versions(),
     )
     model.save_pretrained(job.export)
-    write_json(result_file, result)
+    write(result_file, result)
 
 
 if __name__ == "__main__":

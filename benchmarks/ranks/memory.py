@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.race.prepare_model import WORDS, Shape, prepare_model
-from benchmarks.race.report import Origin, number, origin, publish
 from benchmarks.ranks.rank import Measured, Task, measure
+from benchmarks.report import Origin, number, origin, page, publish, table
 from glm_accelerate.parallel.launch import launch
 
 WARM = 2  # steps whose times are left out: buffers and kernels are made in them
@@ -78,57 +78,53 @@ def held(measured: Sequence[Measured]) -> int:
     return max(one.parameters + one.gradients + one.moments for one in measured)
 
 
-def memory_table(cases: Sequence[Case]) -> list[str]:
-    lines = [
-        "| | ranks | weights | gradients | moments | held | to one | peak until ready | to one "
-        "| peak in a step | to one | as shipped |",
-        "| --- |" + " ---: |" * 11,
-    ]
-    for case in cases:
-        one = next((other for other in cases if other.method == case.method and other.ranks == 1), case)
-        most = max(case.lean, key=lambda rank: rank.parameters)
-        ready = [max(rank.loading - rank.before for rank in c.lean) for c in (case, one)]
-        step = [max(rank.training - rank.before for rank in c.lean) for c in (case, one)]
-        shipped = max(rank.training - rank.before for rank in case.shipped)
-        sizes = [most.parameters, most.gradients, most.moments, held(case.lean)]
-        figures = " | ".join(f"{size / 1e6:,.1f}" for size in sizes)
-        shares = [held(case.lean) / held(one.lean), ready[0] / ready[1], step[0] / step[1]]
-        lines.append(
-            f"| {case.method} | {case.ranks} | {figures} | {shares[0]:.3f} | {ready[0] / 1e6:,.0f} "
-            f"| {shares[1]:.2f} | {step[0] / 1e6:,.0f} | {shares[2]:.2f} | {shipped / 1e6:,.0f} |"
-        )
-    return lines
+def alone(case: Case, cases: Sequence[Case]) -> Case:
+    """The same method on one rank, if it was measured."""
+    return next((other for other in cases if other.method == case.method and other.ranks == 1), case)
 
 
-def time_table(cases: Sequence[Case]) -> list[str]:
-    lines = ["| | ranks | s a step | to one | processor, s | to one |", "| --- |" + " ---: |" * 5]
-    for case in cases:
-        one = next((other for other in cases if other.method == case.method and other.ranks == 1), case)
-        wall = [median(c.shipped[0].wall_seconds[WARM:]) for c in (case, one)]
-        cpu = [sum(median(rank.cpu_seconds[WARM:]) for rank in c.shipped) for c in (case, one)]
-        lines.append(
-            f"| {case.method} | {case.ranks} | {number(wall[0])} | {wall[0] / wall[1]:.2f} "
-            f"| {number(cpu[0])} | {cpu[0] / cpu[1]:.2f} |"
-        )
-    return lines
+def memory_row(case: Case, one: Case) -> Sequence[object]:
+    most = max(case.lean, key=lambda rank: rank.parameters)
+    ready = [max(rank.loading - rank.before for rank in c.lean) for c in (case, one)]
+    step = [max(rank.training - rank.before for rank in c.lean) for c in (case, one)]
+    shipped = max(rank.training - rank.before for rank in case.shipped)
+    sizes = [most.parameters, most.gradients, most.moments, held(case.lean)]
+    return (
+        case.method,
+        case.ranks,
+        *(f"{size / 1e6:,.1f}" for size in sizes),
+        f"{held(case.lean) / held(one.lean):.3f}",
+        f"{ready[0] / 1e6:,.0f}",
+        f"{ready[0] / ready[1]:.2f}",
+        f"{step[0] / 1e6:,.0f}",
+        f"{step[0] / step[1]:.2f}",
+        f"{shipped / 1e6:,.0f}",
+    )
+
+
+def time_row(case: Case, one: Case) -> Sequence[object]:
+    wall = [median(c.shipped[0].wall_seconds[WARM:]) for c in (case, one)]
+    cpu = [sum(median(rank.cpu_seconds[WARM:]) for rank in c.shipped) for c in (case, one)]
+    ratios = [f"{wall[0] / wall[1]:.2f}", f"{cpu[0] / cpu[1]:.2f}"]
+    return case.method, case.ranks, number(wall[0]), ratios[0], number(cpu[0]), ratios[1]
 
 
 def markdown(source: Origin, given: argparse.Namespace, parameters: int, cases: Sequence[Case]) -> str:
-    about = ABOUT.format(most=max(given.ranks), cores=os.cpu_count(), warm=WARM)
-    return "\n".join(
-        [
-            "# Memory and step time of divided training\n",
-            f"- {source.date}; {source.machine}; load when it began {source.load:.1f}",
-            f"- `{source.command}`",
-            f"- commit {source.commit}",
-            "- " + ", ".join(f"{name} {version}" for name, version in source.versions.items()),
-            f"- GLM-4 0414, {parameters / 1e6:.1f} M parameters, {given.layers} layers; {given.steps} steps "
-            f"of {given.samples} samples of at most {given.max_tokens} tokens\n",
-            about,
-            *memory_table(cases),
-            "",
-            *time_table(cases),
-        ]
+    model = (
+        f"GLM-4 0414, {parameters / 1e6:.1f} M parameters, {given.layers} layers; {given.steps} steps "
+        f"of {given.samples} samples of at most {given.max_tokens} tokens"
+    )
+    memory = "weights, gradients, moments, held, to one, peak until ready, to one, peak in a step, to one"
+    times = "s a step, to one, processor s, to one"
+    pairs = [(case, alone(case, cases)) for case in cases]
+    return page(
+        "Memory and step time of divided training",
+        source,
+        [model],
+        ABOUT.format(most=max(given.ranks), cores=os.cpu_count(), warm=WARM),
+        table(("", "ranks", *memory.split(", "), "as shipped"), (memory_row(*pair) for pair in pairs)),
+        "",
+        table(("", "ranks", *times.split(", ")), (time_row(*pair) for pair in pairs)),
     )
 
 
@@ -161,11 +157,8 @@ def main(words: Sequence[str]) -> None:
                 lean = run(config, ranks, LEAST, work, lean=True)
                 cases.append(Case(method, ranks, lean, run(config, ranks, given.steps, work, lean=False)))
                 print(f"{method}, {ranks}: done", file=sys.stderr, flush=True)
-    text = markdown(source, given, parameters, cases) + "\n"
-    print(text)
-    if given.out is not None:
-        figures = {"parameters": parameters, "cases": [asdict(case) for case in cases]}
-        publish(given.out, "ranks-memory", source, text, figures)
+    figures = {"parameters": parameters, "cases": [asdict(case) for case in cases]}
+    publish(given.out, "ranks-memory", source, markdown(source, given, parameters, cases), figures)
 
 
 if __name__ == "__main__":

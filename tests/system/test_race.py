@@ -12,11 +12,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `benchmarks` is no installed package
 
+from benchmarks.child import read, write  # noqa: E402
 from benchmarks.race import draw, judge, ours, prepare_model, stock  # noqa: E402
 from benchmarks.race.figures import Pair, Peak, Speed, rows  # noqa: E402
-from benchmarks.race.job import Job, Method, Result, read_result, write_json  # noqa: E402
-from benchmarks.race.report import Heat, as_json, markdown, origin  # noqa: E402
+from benchmarks.race.job import Job, Method, Result  # noqa: E402
+from benchmarks.race.report import Heat, as_json, markdown  # noqa: E402
 from benchmarks.race.samples import read_samples  # noqa: E402
+from benchmarks.report import origin  # noqa: E402
 
 BATCH, STEPS = 2, 3
 
@@ -64,7 +66,7 @@ def test_both_sides_train_the_same_samples_and_are_judged_alike(course: Path, me
     work = course
     job = job_of(work, method)
     job_file, heldout = work / "job.json", work / "heldout.npz"
-    write_json(job_file, job)
+    write(job_file, job)
     draw.main(job_file, conversations(work / "dev.jsonl", 5, 100), heldout, 4)
     assert len(read_samples(heldout)) == 4
 
@@ -72,9 +74,9 @@ def test_both_sides_train_the_same_samples_and_are_judged_alike(course: Path, me
     losses: dict[str, float] = {}
     for name, side in (("stock", stock), ("ours", ours)):
         export = work / f"{method}-{name}"
-        write_json(job_file, replace(job, export=str(export)))
+        write(job_file, replace(job, export=str(export)))
         side.main(job_file, work / "result.json")
-        results[name] = read_result(work / "result.json")
+        results[name] = read(work / "result.json", Result)
         judge.main(work / "model", export, heldout, work / "loss.json")
         losses[name] = json.loads((work / "loss.json").read_text())["loss"]
     judge.main(work / "model", work / "model", heldout, work / "loss.json")

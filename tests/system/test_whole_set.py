@@ -11,10 +11,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `benchmarks` is no installed package
 
+from benchmarks.child import read, write  # noqa: E402
 from benchmarks.evaluation import our_evaluation, stock_evaluation, whole_set  # noqa: E402
-from benchmarks.evaluation.job import Job, Result, read_result, write_json  # noqa: E402
+from benchmarks.evaluation.job import Job, Result, result_of  # noqa: E402
 from benchmarks.race import prepare_model  # noqa: E402
-from benchmarks.race.report import origin  # noqa: E402
+from benchmarks.report import origin  # noqa: E402
 from glm_accelerate.evaluate.measuring import answers  # noqa: E402
 
 ASKED = 5
@@ -50,9 +51,9 @@ def test_both_sides_are_asked_the_same_and_score_alike(
     monkeypatch.setattr(answers, "generate", answers.generate)  # around which ours puts a clock
 
     def side(module: object, job: Job) -> Result:
-        write_json(tmp_path / "job.json", job)
+        write(tmp_path / "job.json", job)
         module.main(tmp_path / "job.json", tmp_path / "result.json")  # pyright: ignore
-        return read_result(tmp_path / "result.json")
+        return read(tmp_path / "result.json", result_of)
 
     shipped = side(stock_evaluation, replace(job, prompts="shipped"))
     stock, ours = side(stock_evaluation, job), side(our_evaluation, job)

@@ -15,10 +15,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.race.job import Job, Method, write_json
+from benchmarks.child import run, write
+from benchmarks.race.job import Job, Method
 from benchmarks.race.peers.report import PEERS, Race, Run, markdown, ratios
-from benchmarks.race.race import Setting, judge, model_for, one_side, run, say
-from benchmarks.race.report import ROOT, origin, publish
+from benchmarks.race.race import Setting, judge, model_for, one_side, say
+from benchmarks.report import ROOT, origin, publish
 
 BATCH = 4  # samples in a step, and about as many in a packed row of
 MAX_TOKENS = 1024
@@ -27,9 +28,9 @@ MAX_TOKENS = 1024
 def drawn(job: Job, setting: Setting, work: Path) -> tuple[Job, Path]:
     """The peers' job, whose data are the conversations of the race, and the held-out samples."""
     job_file, heldout, text = work / "samples.job.json", work / "heldout.npz", work / "conversations.jsonl"
-    write_json(job_file, job)
-    run("draw", job_file, setting.dev, heldout, setting.heldout, threads=setting.threads)
-    run("peers.conversations", job_file, text, threads=setting.threads)
+    write(job_file, job)
+    run("benchmarks.race.draw", job_file, setting.dev, heldout, setting.heldout, threads=setting.threads)
+    run("benchmarks.race.peers.conversations", job_file, text, threads=setting.threads)
     return replace(job, data=str(text)), heldout
 
 

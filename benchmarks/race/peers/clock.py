@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak, read_job, write_json
+from benchmarks.child import read, write
+from benchmarks.race.job import Job, Meter, Result, memory_now, memory_peak
 
 
 @dataclass
@@ -108,13 +109,13 @@ class Task:
         return Clock(Path(self.job.export), padding=config["pad_token_id"])
 
     def hand_in(self, clock: Clock, peer: str, *packages: str) -> None:
-        write_json(self.result, clock.result(peer, packages))
+        write(self.result, clock.result(peer, packages))
 
 
 def task(words: list[str]) -> Task:
     job, result, *settings = words
     pairs = [setting.partition("=") for setting in settings]
-    return Task(read_job(Path(job)), Path(result), {name: said(value) for name, _, value in pairs})
+    return Task(read(Path(job), Job), Path(result), {name: said(value) for name, _, value in pairs})
 
 
 def said(value: str) -> Any:

@@ -6,14 +6,15 @@ python -m benchmarks.race.peers.conversations JOB OUT
 import sys
 from pathlib import Path
 
+from benchmarks.child import read
 from benchmarks.race.draw import in_order
-from benchmarks.race.job import read_job
+from benchmarks.race.job import Job
 from benchmarks.race.ours import config_of
 from glm_accelerate.data.inputs import open_inputs
 
 
 def main(job_file: Path, out: Path) -> None:
-    job = read_job(job_file)
+    job = read(job_file, Job)
     config = config_of(job)
     inputs = open_inputs(config.data, Path(job.model))
     lines = Path(job.data).read_text(encoding="utf-8").splitlines()

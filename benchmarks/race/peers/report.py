@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.race.figures import First, Peak, Speed, Useful
 from benchmarks.race.job import Method, Result
-from benchmarks.race.report import Origin, number
+from benchmarks.report import Origin, named, number, page, table
 
 PEERS = {"trl": "TRL", "llamafactory": "LLaMA-Factory", "swift": "ms-swift", "axolotl": "Axolotl"}
 NAMES = {"ours": "ours", **PEERS}
@@ -82,58 +82,46 @@ def rows(race: Race) -> list[Row]:
 
 
 def reached(race: Race) -> str:
-    sides = list(race.runs)
-    lines = ["| | " + " | ".join(NAMES[side] for side in sides) + " |", "| --- |" + " ---: |" * len(sides)]
-    for row in rows(race):
-        medians = (number(median(row.of(run) for run in race.runs[side])) for side in sides)
-        lines.append(f"| {row.name} | " + " | ".join(medians) + " |")
-    return "\n".join(lines)
+    return table(
+        ("", *(NAMES[side] for side in race.runs)),
+        (
+            (row.name, *(number(median(row.of(run) for run in runs)) for runs in race.runs.values()))
+            for row in rows(race)
+        ),
+    )
 
 
 def ratios(race: Race) -> str:
     """Ours by each peer: median over the repeats, and the smallest and the largest."""
     peers = [side for side in race.runs if side != "ours"]
-    lines = [
-        "| ours / | " + " | ".join(NAMES[peer] for peer in peers) + " |",
-        "| --- |" + " --- |" * len(peers),
-    ]
-    for row in (row for row in rows(race) if row.compared):
-        cells: list[str] = []
-        for peer in peers:
-            each = [row.of(a) / row.of(b) for a, b in zip(race.runs["ours"], race.runs[peer], strict=True)]
-            cells.append(f"**{median(each):.2f}** ({min(each):.2f} to {max(each):.2f})")
-        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
+    def cell(row: Row, peer: str) -> str:
+        each = [row.of(a) / row.of(b) for a, b in zip(race.runs["ours"], race.runs[peer], strict=True)]
+        return f"**{median(each):.2f}** ({min(each):.2f} to {max(each):.2f})"
 
-def versions(race: Race) -> list[str]:
-    return [
-        f"- {NAMES[side]}: "
-        + ", ".join(f"{name} {version}" for name, version in runs[0].result.versions.items())
-        for side, runs in race.runs.items()
-    ]
+    compared = ((row.name, *(cell(row, peer) for peer in peers)) for row in rows(race) if row.compared)
+    return table(("ours /", *(NAMES[peer] for peer in peers)), compared, left=range(len(peers) + 1))
 
 
 def markdown(source: Origin, race: Race) -> str:
     loads = [run.load for runs in race.runs.values() for run in runs]
     steps = len(race.runs["ours"][0].result.tokens)
     absent = ", ".join(NAMES[peer] for peer in race.absent)
-    return "\n".join(
-        [
-            f"# Race: ours against the peers on a CPU, {race.method}\n",
-            f"- {source.date}; {source.machine}; load before each run {min(loads):.1f} to {max(loads):.1f}",
-            f"- `{source.command}`",
-            f"- commit {source.commit}; Python {source.versions['python']}",
-            *versions(race),
-            f"- GLM-4 0414, {race.parameters / 1e6:.1f} M parameters, random weights; at most 1,024 tokens",
-            *([f"- left out, no environment given: {absent}"] if absent else []),
-            f"\n{ABOUT}",
-            f"{len(race.runs['ours'])} runs a side in turn, each in a fresh process, {steps} steps of about",
-            f"{race.batch} samples; the first {race.warmup} steps are left out of the speeds. Medians.",
-            f"Held-out loss before training: {race.loss_before:.4f}.\n",
-            reached(race),
-            "\nRatios are taken between the runs of one repeat: their median, and smallest to largest.\n",
-            ratios(race),
-            "",
-        ]
+    facts = [
+        f"load before each run {min(loads):.1f} to {max(loads):.1f}",
+        *(f"{NAMES[side]}: {named(runs[0].result.versions)}" for side, runs in race.runs.items()),
+        f"GLM-4 0414, {race.parameters / 1e6:.1f} M parameters, random weights; at most 1,024 tokens",
+        *([f"left out, no environment given: {absent}"] if absent else []),
+    ]
+    return page(
+        f"Race: ours against the peers on a CPU, {race.method}",
+        source,
+        facts,
+        ABOUT,
+        f"{len(race.runs['ours'])} runs a side in turn, each in a fresh process, {steps} steps of about",
+        f"{race.batch} samples; the first {race.warmup} steps are left out of the speeds. Medians.",
+        f"Held-out loss before training: {race.loss_before:.4f}.\n",
+        reached(race),
+        "\nRatios are taken between the runs of one repeat: their median, and smallest to largest.\n",
+        ratios(race),
     )
