@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from glm_accelerate.bench.picture import Bar
 from glm_accelerate.bench.report import Report, Table, now, number
 from glm_accelerate.bench.run import Say
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from glm_accelerate.bench.picture import Bar
 from glm_accelerate.bench.report import Report, Table, amount, duration, now, number, percent
 from glm_accelerate.bench.run import Say, preparing
 from glm_accelerate.config.schema import RunConfig
@@ -18,6 +17,7 @@ from glm_accelerate.data.pipeline import steps as steps_of
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
+from glm_accelerate.observe.chart import Bar
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import Ground, order_of, resolve
 from glm_accelerate.runtime.env import cores, expanded

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from glm_accelerate.bench.picture import Bar, bars
+from glm_accelerate.observe.chart import Bar, bars
 from glm_accelerate.runtime.errors import UserError
 
 

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 
 from glm_accelerate.bench.breakdown import Breakdown
-from glm_accelerate.bench.picture import Bar
 from glm_accelerate.bench.report import Report, Table, amount, duration, now, number, percent
 from glm_accelerate.bench.step import StepFigures
+from glm_accelerate.observe.chart import Bar
 
 LISTED = 15  # operators by name; the others are one line
 

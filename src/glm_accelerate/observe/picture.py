@@ -1,56 +1,13 @@
-"""The loss curve of a run: an SVG that reads well on light and dark ground, and a line for terminals.
-
-Written by hand, so that a picture needs no plotting library.
-"""
+"""The loss curve of a run as a chart, and as a line for terminals."""
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
+from glm_accelerate.observe.chart import Frame, Point, axes, legend, opening, smoothed, thinned, ticks
 from glm_accelerate.observe.events import Event
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 76, 28, 44, 52
-MOST_POINTS = 600  # more than the picture is wide tells nobody anything
-SMALLEST_SPAN = 1e-9  # of an axis, as a share of what stands on it: below that figures are all alike
-LONGEST_TITLE = 42  # letters: beyond them stands the legend
 BLOCKS = "▁▂▃▄▅▆▇█"
-
-STYLE = """\
-svg { background: #ffffff; font: 13px system-ui, sans-serif; }
-text { fill: #1f2933; } .quiet { fill: #5f6b7a; }
-.grid { stroke: #dfe4ea; stroke-width: 1; } .axis { stroke: #5f6b7a; stroke-width: 1; }
-.train { stroke: #9bb4d0; fill: none; stroke-width: 1.2; }
-.smooth { stroke: #1f6fb5; fill: none; stroke-width: 2; }
-.held { stroke: #c2410c; fill: none; stroke-width: 2; } .dot { fill: #c2410c; }
-@media (prefers-color-scheme: dark) {
-svg { background: #12171d; } text { fill: #e6ebf0; } .quiet { fill: #9aa6b2; }
-.grid { stroke: #2a323b; } .axis { stroke: #9aa6b2; }
-.train { stroke: #35506b; } .smooth { stroke: #6db3f2; }
-.held { stroke: #fb923c; } .dot { fill: #fb923c; }
-}"""
-
-Point = tuple[float, float]  # step, loss
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """From steps and losses to places in the picture."""
-
-    last_step: float
-    highest: float
-    lowest: float = 0.0
-
-    def x(self, step: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * step / self.last_step
-
-    def y(self, loss: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (self.highest - loss) / (self.highest - self.lowest)
-
-    def path(self, points: Iterable[Point]) -> str:
-        return " ".join(f"{self.x(step):.1f},{self.y(loss):.1f}" for step, loss in points)
 
 
 def losses(events: Iterable[Event], kind: str) -> list[Point]:
@@ -61,16 +18,6 @@ def losses(events: Iterable[Event], kind: str) -> list[Point]:
         if event["kind"] == kind and isinstance(step, int) and isinstance(loss, int | float):
             points.append((float(step), float(loss)))
     return sorted(point for point in points if math.isfinite(point[1]))
-
-
-def smoothed(points: Sequence[Point], reach: int) -> list[Point]:
-    """Each point with the mean of those up to `reach` before and after it."""
-    sums = [0.0, *accumulate(loss for _, loss in points)]
-    means: list[Point] = []
-    for index, (step, _) in enumerate(points):
-        first, last = max(0, index - reach), min(len(points), index + reach + 1)
-        means.append((step, (sums[last] - sums[first]) / (last - first)))
-    return means
 
 
 def loss_curve(events: Sequence[Event], title: str) -> str:
@@ -84,12 +31,12 @@ def loss_curve(events: Sequence[Event], title: str) -> str:
     mean = smoothed(train, len(train) // 80)
     parts = [
         *opening(title),
-        *axes(frame, marks),
+        *axes(frame, marks, "step", "loss (nats a token)"),
         f'<polyline class="train" points="{frame.path(thinned(train))}"/>',
         f'<polyline class="smooth" points="{frame.path(thinned(mean))}"/>',
         f'<polyline class="held" points="{frame.path(held)}"/>',
         *(f'<circle class="dot" cx="{frame.x(s):.1f}" cy="{frame.y(y):.1f}" r="3.5"/>' for s, y in held),
-        *_legend(),
+        *legend({"smooth": "training", "held": "held out"}),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -104,67 +51,3 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), (max(means) - min(means)) or 1.0
     return "".join(BLOCKS[round((mean - low) / span * (len(BLOCKS) - 1))] for mean in means)
-
-
-def opening(title: str) -> list[str]:
-    """The beginning of a picture: its size, colours and title, which may be anybody's text."""
-    said = escaped(title)
-    short = escaped(title if len(title) <= LONGEST_TITLE else title[: LONGEST_TITLE - 1] + "…")
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{said}">',
-        f"<title>{said}</title><style>{STYLE}</style>",
-        f'<text x="{LEFT}" y="24" font-size="16" font-weight="600">{short}</text>',
-    ]
-
-
-def axes(frame: Frame, marks: Sequence[float]) -> list[str]:
-    """Lines at the losses given, and numbers along both sides."""
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>']
-    for loss in marks:
-        y = frame.y(loss)
-        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss:g}</text>')
-    for step in ticks(0.0, frame.last_step):
-        if step <= frame.last_step and step == round(step):
-            x = frame.x(step)
-            parts.append(
-                f'<text class="quiet" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{step:,g}</text>'
-            )
-    middle_x, middle_y = (LEFT + right) / 2, (TOP + bottom) / 2
-    parts.append(f'<text x="{middle_x:g}" y="{HEIGHT - 12}" text-anchor="middle">step</text>')
-    parts.append(
-        f'<text x="15" y="{middle_y:g}" text-anchor="middle" transform="rotate(-90 15 {middle_y:g})">'
-        "loss (nats a token)</text>"
-    )
-    return parts
-
-
-def _legend() -> list[str]:
-    x = WIDTH - RIGHT - 210
-    return [
-        f'<line class="smooth" x1="{x}" y1="30" x2="{x + 24}" y2="30"/>'
-        f'<text x="{x + 30}" y="34">training</text>',
-        f'<line class="held" x1="{x + 110}" y1="30" x2="{x + 134}" y2="30"/>'
-        f'<text x="{x + 140}" y="34">held out</text>',
-    ]
-
-
-def ticks(lowest: float, highest: float) -> list[float]:
-    """Round numbers from just below one to just above the other, four to ten of them; two at the least."""
-    rough = max(highest - lowest, SMALLEST_SPAN * max(1.0, abs(lowest), abs(highest))) / 6
-    scale = 10.0 ** math.floor(math.log10(rough))
-    unit = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
-    first, last = math.floor(lowest / unit + 1e-9), math.ceil(highest / unit - 1e-9)
-    return [round(unit * index, 10) for index in range(first, max(first + 1, last) + 1)]
-
-
-def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """At most so many as are worth drawing."""
-    return points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
-
-
-def escaped(text: str) -> str:
-    """Anybody's text within XML, which knows no control characters."""
-    return escape("".join(letter if letter.isprintable() else "?" for letter in text))

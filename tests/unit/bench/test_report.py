@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from glm_accelerate.bench.picture import Bar, bars
 from glm_accelerate.bench.report import Report, Table, amount, as_json, duration, markdown, show, write
+from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
 
 REPORT = Report(
@@ -47,19 +46,6 @@ def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "A <title> & [more]" in shown
     assert "speed | of [light]" in shown
-
-
-def test_the_longest_bar_fills_the_width_and_nothing_overflows() -> None:
-    items = [Bar("x", 4.0, "4"), Bar("y", 1.0, "1"), Bar("<&>", 0.0, "0")]
-    root = ElementTree.fromstring(bars(items, "<&>"))
-    spans = [
-        (float(node.attrib["x"]), float(node.attrib["width"]))
-        for node in root.iter("{http://www.w3.org/2000/svg}rect")
-    ]
-    whole = float(root.attrib["viewBox"].split()[2])
-    assert [width for _, width in spans] == sorted((width for _, width in spans), reverse=True)
-    assert spans[0][1] == pytest.approx(4 * spans[1][1])
-    assert all(x > 0 and x + width < whole for x, width in spans)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(2.5, "2.5 s"), (0.0125, "12.5 ms"), (3e-6, "3 µs")])

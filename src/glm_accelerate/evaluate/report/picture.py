@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult
-from glm_accelerate.observe.figures import above_zero, enclosed
-from glm_accelerate.observe.picture import (
+from glm_accelerate.observe.chart import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -18,18 +17,20 @@ from glm_accelerate.observe.picture import (
     Frame,
     Point,
     axes,
+    legend,
     opening,
     smoothed,
     thinned,
     ticks,
 )
+from glm_accelerate.observe.figures import above_zero, enclosed
 
 MOST = 0.75  # of all evaluations and of the training curve's second half, the lowest, are shown in any case
 FLATTEST = 0.05  # of the loss: a picture that is less tall would make mountains of noise
 MOST_WHISKERS = 40  # more would be a fence: then the band alone has to do
 FLOOR, CAP = HEIGHT - BOTTOM, 4
 
-STYLE = """<style>
+STYLE = """
 .band { fill: #c2410c; opacity: 0.15; } .whisker { stroke: #c2410c; stroke-width: 1.2; opacity: 0.75; }
 .ring { stroke: #15803d; fill: none; stroke-width: 2.5; } .praise { fill: #15803d; font-weight: 600; }
 .level { stroke: #c2410c; fill: #ffffff; stroke-width: 1.8; }
@@ -40,7 +41,7 @@ STYLE = """<style>
 .ring { stroke: #4ade80; } .praise { fill: #4ade80; }
 .level { stroke: #fb923c; fill: #12171d; }
 .missed { stroke: #9aa6b2; fill: #12171d; } .broken { stroke: #f87171; } .over { stroke: #12171d; }
-}</style>"""
+}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,8 @@ def held_out_curve(
     frame = Frame(last_step, marks[-1], marks[0])
     missed = [result for result in results if result.status != "done"]
     parts = [
-        *opening(title),
-        STYLE,
-        *axes(frame, marks),
+        *opening(title, STYLE),
+        *axes(frame, marks, "step", "loss (nats a token)"),
         f'<clipPath id="within"><rect x="{LEFT - CAP}" y="{TOP}" width="{WIDTH - LEFT - RIGHT + 2 * CAP}" '
         f'height="{FLOOR - TOP}"/></clipPath>',
         '<g clip-path="url(#within)">',
@@ -167,16 +167,10 @@ def _best(frame: Frame, one: EvaluatedStep | None, word: str) -> Iterable[str]:
 
 
 def _legend(marks: set[str], held: str) -> Iterable[str]:
-    """Lines above the picture; marks below it, beside the word `step`."""
-    for y, kinds in (
-        (30, {"train": "training", "held": held}),
-        (HEIGHT - 16, {mark: mark for mark in sorted(marks)}),
-    ):
-        x = WIDTH - RIGHT - sum(36 + 7 * len(said) for said in kinds.values())
-        for kind, said in kinds.items():
-            if kind in marks:
-                yield _mark(x + 14, y, kind)
-            else:
-                yield f'<line class="{kind}" x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}"/>'
-            yield f'<text x="{x + 30}" y="{y + 4}">{said}</text>'
-            x += 36 + 7 * len(said)
+    """Lines above the chart; marks below it, beside the word `step`."""
+    yield from legend({"train": "training", "held": held})
+    x, y = WIDTH - RIGHT - sum(36 + 7 * len(mark) for mark in marks), HEIGHT - 16
+    for mark in sorted(marks):
+        yield _mark(x + 14, y, mark)
+        yield f'<text x="{x + 30}" y="{y + 4}">{mark}</text>'
+        x += 36 + 7 * len(mark)

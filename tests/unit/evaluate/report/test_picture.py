@@ -8,7 +8,7 @@ import pytest
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult
 from glm_accelerate.evaluate.report.picture import held_out_curve
 from glm_accelerate.evaluate.statistics.decide import Status
-from glm_accelerate.observe.picture import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
+from glm_accelerate.observe.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 
 SVG = "{http://www.w3.org/2000/svg}"
 
