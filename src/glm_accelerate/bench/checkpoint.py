@@ -13,13 +13,14 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from glm_accelerate.bench.report import Report, Table, amount, duration, now, number
+from glm_accelerate.bench.report import Report, Table, now
 from glm_accelerate.bench.run import Ready, Say, ready
 from glm_accelerate.bench.step import machine, take_step
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import amount, duration, number
 from glm_accelerate.train.state import Pieces, moved
 
 LIMIT = 3600.0  # seconds that one save may take

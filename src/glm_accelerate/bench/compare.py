@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from glm_accelerate.bench.report import Report, Table, now, number
+from glm_accelerate.bench.report import Report, Table, now
 from glm_accelerate.bench.run import Say
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.stopped import STOPPED
+from glm_accelerate.runtime.words import number
 
 USERS_INPUT = 2  # the exit code of a mistake that the child has named
 MOMENT = 10.0  # seconds for a child to clear up when we are stopped
@@ -27,8 +28,8 @@ SHOWN = (
     ("samples_per_second", "samples a second", "", 1.0),
     ("cpu_seconds", "processor time a step", "s", 1.0),
     ("utilisation", "FLOP utilisation", "%", 0.01),
-    ("memory_bytes", "peak memory", "MB", 1e6),
-    ("memory_above_start", "peak memory above the start", "MB", 1e6),
+    ("memory_bytes", "peak memory", "MiB", 2.0**20),
+    ("memory_above_start", "peak memory above the start", "MiB", 2.0**20),
     ("padding", "padding", "%", 0.01),
     ("first_seconds", "first step", "s", 1.0),
 )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from glm_accelerate.bench.report import Report, Table, amount, duration, now, number, percent
+from glm_accelerate.bench.report import Report, Table, now, percent
 from glm_accelerate.bench.run import Say, preparing
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
@@ -21,6 +21,7 @@ from glm_accelerate.observe.chart import Bar
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import Ground, order_of, resolve
 from glm_accelerate.runtime.env import cores, expanded
+from glm_accelerate.runtime.words import amount, duration, number
 
 DEFAULT_SAMPLES = 16  # in a step, to compare ways of batching where the config speaks of tokens
 

@@ -3,11 +3,12 @@
 from dataclasses import asdict, dataclass
 
 from glm_accelerate.bench.judge import FEW_TOKENS, OperatorFigures, bandwidth, judged
-from glm_accelerate.bench.report import Report, Table, amount, duration, now, percent
+from glm_accelerate.bench.report import Report, Table, now, percent
 from glm_accelerate.bench.run import Say, ready
 from glm_accelerate.bench.step import machine
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.chart import Bar
+from glm_accelerate.runtime.words import amount, duration
 
 MOST_LOGITS = 2**29  # of the cross-entropy by definition, which makes them all at once
 

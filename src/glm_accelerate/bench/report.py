@@ -89,28 +89,8 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def number(value: float, unit: str = "") -> str:
-    """Three digits or more, with the unit behind."""
-    shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{shown} {unit}" if unit else shown
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def amount(size: float) -> str:
-    """Bytes as people say them."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(size) >= factor:
-            return number(size / factor, unit)
-    return number(size, "B")
-
-
-def duration(seconds: float) -> str:
-    if seconds >= 1:
-        return number(seconds, "s")
-    return number(seconds * 1e3, "ms") if seconds >= 1e-3 else number(seconds * 1e6, "µs")
 
 
 def _cell(text: str) -> str:

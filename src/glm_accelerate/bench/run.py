@@ -35,7 +35,7 @@ def preparing(say: Say) -> Say:
 
     def tell(what: str, done: int, total: int) -> None:
         if total >= MEGABYTE:
-            say(f"preparing {what}, MB", done // MEGABYTE, total // MEGABYTE)
+            say(f"preparing {what}, MiB", done // MEGABYTE, total // MEGABYTE)
 
     return tell
 

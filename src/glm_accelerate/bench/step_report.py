@@ -3,9 +3,10 @@
 from dataclasses import asdict
 
 from glm_accelerate.bench.breakdown import Breakdown
-from glm_accelerate.bench.report import Report, Table, amount, duration, now, number, percent
+from glm_accelerate.bench.report import Report, Table, now, percent
 from glm_accelerate.bench.step import StepFigures
 from glm_accelerate.observe.chart import Bar
+from glm_accelerate.runtime.words import amount, duration, number
 
 LISTED = 15  # operators by name; the others are one line
 

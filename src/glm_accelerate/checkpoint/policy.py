@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from glm_accelerate.runtime.words import duration
+
 Event = Literal["signal", "end", "new best"]
 
 COPY_SPEED = 2e9  # bytes/s, careful: until the first save is measured
@@ -73,7 +75,7 @@ def decide(policy: Policy, measured: Measured, event: Event | None = None) -> De
         return Decision(measured.step % policy.steps == 0, f"every {policy.steps} steps")
     wanted = interval(policy, measured)
     due = measured.since_save + measured.step_seconds / 2 >= wanted.seconds  # the nearest step
-    said = f"{_time(measured.since_save)} since the last save; one every {_time(wanted.seconds)}"
+    said = f"{duration(measured.since_save)} since the last save; one every {duration(wanted.seconds)}"
     return Decision(due, f"{said}: {wanted.reason}")
 
 
@@ -86,14 +88,14 @@ def interval(policy: Adaptive, measured: Measured) -> Interval:
     # What training has done while a save was written is lost with the save before it.
     most = policy.longest_loss - write - measured.step_seconds
     wanted = Interval(
-        best, f"a save stops training for {_time(blocked)}, a failure every {_time(between)} {source}"
+        best, f"a save stops training for {duration(blocked)}, a failure every {duration(between)} {source}"
     )
     if wanted.seconds < least and source == "(guessed)":
-        wanted = Interval(least, f"saves of {_time(blocked)} may take {policy.overhead:.1%} of the time")
+        wanted = Interval(least, f"saves of {duration(blocked)} may take {policy.overhead:.1%} of the time")
     if wanted.seconds > most:
-        wanted = Interval(most, f"a failure may cost {_time(policy.longest_loss)} of work")
+        wanted = Interval(most, f"a failure may cost {duration(policy.longest_loss)} of work")
     if wanted.seconds < write:
-        wanted = Interval(write, f"a save takes {_time(write)} to write")
+        wanted = Interval(write, f"a save takes {duration(write)} to write")
     return wanted
 
 
@@ -113,12 +115,3 @@ def between_failures(policy: Adaptive, measured: Measured) -> tuple[float, str]:
         return policy.between_failures, "(declared)"
     seen = (GUESS_WEIGHT * GUESS + measured.wall_seconds) / (GUESS_WEIGHT + measured.failures)
     return (seen, f"({measured.failures} seen)") if measured.failures else (seen, "(guessed)")
-
-
-def _time(seconds: float) -> str:
-    """In the unit in which people would say it."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import amount
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -214,7 +215,7 @@ def _cells(one: "Seen") -> tuple[str, ...]:
     marks[f"suspect: the loss jumped at step {one.suspect}"] = one.suspect is not None
     return (
         f"{one.step:,}",
-        f"{one.bytes / 1e6:,.1f} MB",
+        amount(one.bytes),
         str(timedelta(seconds=max(0, round(time.time() - one.written)))),
         "" if one.loss is None else f"{one.loss:.4f}",
         str(one.ranks),

@@ -19,6 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.export.convert import convert
     from glm_accelerate.runtime.env import expanded
+    from glm_accelerate.runtime.words import amount
 
     with watching() as watch:
         made = convert(
@@ -27,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
             lambda done, total: watch("weights", done, total),
         )
     console = Console(soft_wrap=True)
-    console.print(Text(f"{made.tensors:,} tensors in {made.path}, {made.bytes / 1e9:,.2f} GB"))
+    console.print(Text(f"{made.tensors:,} tensors in {made.path}, {amount(made.bytes)}"))
     return 0

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from glm_accelerate.cli import opening
+from glm_accelerate.runtime.words import amount
 
 HELP = "Write a trained model for transformers, vLLM and SGLang, or its adapter for PEFT."
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     why = f" ({weights.why})" if weights.why else ""
     step = "" if made.step is None else f" of step {made.step:,}{why}"
     console = Console(soft_wrap=True)
-    console.print(Text.assemble((made.kind, "bold"), f"{step} in {made.path}, {size / 1e6:,.1f} MB"))
+    console.print(Text.assemble((made.kind, "bold"), f"{step} in {made.path}, {amount(size)}"))
     for one in weights.passed_over:
         console.print(Text(one, "yellow"))
     if made.kind == "adapter":

@@ -10,15 +10,17 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
+from rich.text import Text
+
+from glm_accelerate.runtime.words import amount
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -28,7 +30,7 @@ Words = Callable[[str, int, int, float], str]  # the same, and how much a second
 
 def watching(given: Console | None = None) -> "AbstractContextManager[Watch]":
     """Yields the function to tell of bytes. Nothing is shown for what is done at once."""
-    return _showing(given, "preparing ", in_bytes, DownloadColumn(), TransferSpeedColumn())
+    return _showing(given, "preparing ", in_bytes, BytesColumn())
 
 
 def counting(given: Console | None = None) -> "AbstractContextManager[Watch]":
@@ -37,11 +39,19 @@ def counting(given: Console | None = None) -> "AbstractContextManager[Watch]":
 
 
 def in_bytes(what: str, done: int, total: int, rate: float) -> str:
-    return f"preparing {what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s"
+    return f"preparing {what}: {amount(done)} of {amount(total)}, {amount(rate)}/s"
 
 
 def in_numbers(what: str, done: int, total: int, rate: float) -> str:
     return f"{what}: {done:,} of {total:,}, {rate:,.1f} a second"
+
+
+class BytesColumn(ProgressColumn):
+    """How much is done, of how much, and how fast."""
+
+    def render(self, task: Task) -> Text:
+        speed = f", {amount(task.speed)}/s" if task.speed else ""
+        return Text(f"{amount(task.completed)} of {amount(task.total or 0)}{speed}")
 
 
 class Lines:

@@ -29,12 +29,3 @@ def as_said(text: object) -> str:
     if not isinstance(text, str) or not read_amount(text):
         raise PydanticCustomError("amount", "an amount such as 12GiB")
     return text
-
-
-def write_amount(size: float) -> str:
-    """In the binary unit that suits it, with three or four figures."""
-    for unit in ("TiB", "GiB", "MiB"):
-        if size >= UNITS[unit]:
-            scaled = size / UNITS[unit]
-            return f"{scaled:.0f} {unit}" if scaled >= 1000 else f"{scaled:.3g} {unit}"
-    return f"{size / 1024:.0f} KiB"

@@ -1,9 +1,9 @@
 """What a run takes of host memory and of disk, beside the device."""
 
-from glm_accelerate.config.amount import write_amount
 from glm_accelerate.memory.job import Item, Job
 from glm_accelerate.memory.optimizer_state import state_bytes, trained
 from glm_accelerate.memory.weights import WIDE, away_bytes, weights_of
+from glm_accelerate.runtime.words import amount
 
 # Assumed, as they depend on builds: a Python process with torch and what we import, and what CUDA adds to it.
 PROCESS, CUDA_PROCESS = 450 * 2**20, 1500 * 2**20
@@ -51,5 +51,5 @@ def disk_items(job: Job) -> list[Item]:
     """Checkpoints hold weights that train and their moments; one more is there while it is written."""
     whole = sum(weight.part(1) for weight in trained(job)) * WIDE
     size = whole + state_bytes(job) * job.shards
-    why = f"{job.kept_saves} checkpoints and the one being written, {write_amount(size)} each"
+    why = f"{job.kept_saves} checkpoints and the one being written, {amount(size)} each"
     return [Item("checkpoints", size * (job.kept_saves + 1), why, "disk")]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from glm_accelerate.config.amount import write_amount
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import amount
 
 MARGIN = 0.05  # beyond the prediction: more is told
 FULL = 0.85  # of the prediction, held between steps: the next step has to do with what is free in there
@@ -45,7 +45,7 @@ class Holder:
     bytes: int
 
     def __str__(self) -> str:
-        return f"{self.name} (process {self.pid}) {write_amount(self.bytes)}"
+        return f"{self.name} (process {self.pid}) {amount(self.bytes)}"
 
 
 @dataclass(slots=True)
@@ -72,11 +72,9 @@ class Monitor:
         if self.told or beyond <= self.margin:
             return None
         self.told = True
-        said = f"the {write_amount(self.predicted)} that the plan had said"
+        said = f"the {amount(self.predicted)} that the plan had said"
         likely = "likely memory that is free in pieces too small, or other libraries of this process"
-        return (
-            f"step {step} needed {write_amount(peak)} at its most, {beyond:.0%} more than {said} ({likely})"
-        )
+        return f"step {step} needed {amount(peak)} at its most, {beyond:.0%} more than {said} ({likely})"
 
     def exhausted(
         self, step: int, lengths: Sequence[int], in_use: int, others: Sequence[Holder]
@@ -84,8 +82,8 @@ class Monitor:
         """What to tell when a step ran out. `lengths`: of its samples; `in_use`: bytes, when it did."""
         held = f", others held {_together(others)}" if others else ""
         samples = f"{len(lengths)} samples of {min(lengths):,} to {max(lengths):,} tokens"
-        said = f"the plan had said {write_amount(self.predicted)}{held}"
-        what = f"out of memory in step {step}, {samples}: {write_amount(in_use)} were in use, {said}"
+        said = f"the plan had said {amount(self.predicted)}{held}"
+        what = f"out of memory in step {step}, {samples}: {amount(in_use)} were in use, {said}"
         return UserError(what, cure=f"{self.cure} goes on from the last checkpoint")
 
 
@@ -101,7 +99,7 @@ def crowded(holders: Sequence[Holder], device: str, whole: int) -> str | None:
     held = sum(holder.bytes for holder in holders)
     if held <= SHARES.get(device, SHARE) * whole:
         return None
-    return f"other processes hold {write_amount(held)} of {write_amount(whole)}: {_together(holders)}"
+    return f"other processes hold {amount(held)} of {amount(whole)}: {_together(holders)}"
 
 
 def others_on(device: torch.device) -> list[Holder]:

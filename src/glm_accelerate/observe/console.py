@@ -1,6 +1,6 @@
 """What a person sees of a run: one live line on a terminal, else a plain line every few seconds.
 
-step 120/800 · 0:01:12 left · loss 0.8123 · held out 0.9312 (step 100) · 9,876 tokens/s · 1.2 GB · ...
+step 120/800 · 0:01:12 left · loss 0.8123 · held out 0.9312 (step 100) · 9,876 tokens/s · 1.2 GiB · ...
 A narrow terminal leaves out what comes last; a plain line begins with date and time.
 """
 
@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from glm_accelerate.observe.events import Event
-from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, amount, evaluation, number
+from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, evaluation, number
 from glm_accelerate.plan.report import show_plan
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.prove.proof import Proof
+from glm_accelerate.runtime.words import amount
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_REFRESHES = 0.1

@@ -17,14 +17,6 @@ def number(event: Mapping[str, object], name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def amount(size: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.0f} kB"
-
-
 def enclosed(loss: float, interval: Sequence[float] | None) -> str:
     """`2.114 ±0.035`, by the longer side, or `0.5 (0.0 to 3.1)` where that would reach below zero, as no loss
     does; without an interval, or where it has no width, four decimals.

@@ -16,6 +16,7 @@ from glm_accelerate.plan.cost import CORE_PLAIN, core_speed, speed_of
 from glm_accelerate.plan.fit import SettledChoices
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.passes import Load
+from glm_accelerate.runtime.words import amount
 
 PASSES = 3  # a training step is about so many forward passes
 SHORT = 60.0  # seconds of training
@@ -107,8 +108,8 @@ def _spare(hardware: Hardware, ranks: int, needed: float) -> tuple[str, str]:
     device = f"{hardware.device}:{ranks}"
     if needed <= hardware.memory_bytes:
         return device, ""
-    has = f"{hardware.memory_bytes / 1e9:.1f} GB"
-    return "cpu", f"{device} is spare, but an undivided model needs about {needed / 1e9:.1f} of its {has}; "
+    has = amount(hardware.memory_bytes)
+    return "cpu", f"{device} is spare, but an undivided model needs about {amount(needed)} of its {has}; "
 
 
 def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, work: Between) -> EvaluatorPlace:
@@ -117,9 +118,7 @@ def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, wor
     on_cpu = hardware.device == "cpu"
     free = hardware.free_bytes if on_cpu else hardware.host_bytes
     if free < 2 * work.model_bytes:
-        return EvaluatorPlace(
-            "inline", "", 0, f"no memory for a second model of {work.model_bytes / 1e9:.1f} GB"
-        )
+        return EvaluatorPlace("inline", "", 0, f"no memory for a second model of {amount(work.model_bytes)}")
     meanwhile = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
     given = _seconds(hardware, hardware.device, meanwhile, work, PASSES * work.trained)
     cores = f"{spare} spare core{'s' if spare > 1 else ''}"

@@ -3,17 +3,16 @@ and what to type where it does not fit.
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glm_accelerate.config.amount import write_amount
 from glm_accelerate.memory.job import Where
 from glm_accelerate.plan.run_plan import Memory, Reason
 from glm_accelerate.plan.weigh import Advice, Duration, quoted, typed
+from glm_accelerate.runtime.words import amount, duration
 
 WHERE: tuple[tuple[Where, str], ...] = (
     ("device", "of a device"),
@@ -43,17 +42,17 @@ def show_memory(memory: Memory, console: Console) -> None:
     for where, words in WHERE:
         items = [item for item in estimate.items if item.where == where and item.bytes]
         for item in items:
-            table.add_row(Text(item.what), Text(write_amount(item.bytes)), Text(item.why))
+            table.add_row(Text(item.what), Text(amount(item.bytes)), Text(item.why))
         if items:
             said = f"peak, in the {memory.phase}" if where == "device" else ""
-            table.add_row(Text(words, "bold"), Text(write_amount(estimate.total(where)), "bold"), Text(said))
+            table.add_row(Text(words, "bold"), Text(amount(estimate.total(where)), "bold"), Text(said))
     console.print(table)
-    room = write_amount(memory.room)
+    room = amount(memory.room)
     if memory.fits:
-        left = write_amount(memory.room - memory.needed)
+        left = amount(memory.room - memory.needed)
         verdict = Text.assemble(("it fits", "bold green"), f": {left} are left of {room} {memory.room_why}")
     else:
-        short = write_amount(memory.needed - memory.room)
+        short = amount(memory.needed - memory.room)
         verdict = Text.assemble(
             ("it does not fit", "bold red"), f": {short} more than the {room} {memory.room_why}"
         )
@@ -62,7 +61,7 @@ def show_memory(memory: Memory, console: Console) -> None:
 
 def show_duration(found: Duration, devices: int, price: float | None, console: Console) -> None:
     """Time, and what it costs where the user named a price."""
-    taken = "unknown" if found.seconds is None else length(found.seconds)
+    taken = "unknown" if found.seconds is None else f"about {duration(found.seconds)}"
     said = f"{found.tokens:,.0f} tokens, {found.flops:.3g} operations; {found.why}"
     console.print(Text.assemble(("time ", "bold"), f"{taken}  ", (said, "dim")), soft_wrap=True)
     if price is not None and found.seconds is not None:
@@ -88,28 +87,19 @@ def show_advice(advice: Advice, command: Sequence[str], console: Console) -> Non
         mark = "bold green" if rung.wanted else ""
         table.add_row(
             Text(rung.override, mark),
-            Text(write_amount(rung.bytes), mark),
+            Text(amount(rung.bytes), mark),
             Text(rung.why),
             f"x {rung.times:.2f}",
         )
     console.print(table)
     if advice.overrides is None:
-        console.print(Text(f"no rung makes it fit: the least is {write_amount(advice.bytes)}", "bold red"))
+        console.print(Text(f"no rung makes it fit: the least is {amount(advice.bytes)}", "bold red"))
         return
-    taken = "" if advice.seconds is None else f", {length(advice.seconds)}"
-    said = f"  ({write_amount(advice.bytes)}{taken})"
+    taken = "" if advice.seconds is None else f", about {duration(advice.seconds)}"
+    said = f"  ({amount(advice.bytes)}{taken})"
     console.print(Text.assemble(("the cheapest change that makes it fit", "bold green"), (said, "dim")))
     line = f"glm-accelerate {' '.join(map(quoted, command))} {typed(advice.overrides, 'plan')}"
     console.print(Text(line), soft_wrap=True)
-
-
-def length(seconds: float) -> str:
-    """Rounded as far as it is known."""
-    if seconds >= 172_800:
-        return f"about {seconds / 86_400:.3g} days"
-    if seconds >= 7_200:
-        return f"about {seconds / 3_600:.3g} hours"
-    return f"about {timedelta(seconds=round(seconds))}" if seconds >= 60 else f"about {seconds:.2g} s"
 
 
 def _table(*names: str) -> Table:

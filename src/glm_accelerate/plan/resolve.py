@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from glm_accelerate.config.amount import write_amount
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.order import Order
@@ -25,6 +24,7 @@ from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Reason, RunPlan
 from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import amount
 
 DEFAULT_STEP_SAMPLES = 16
 MOST_EVALUATED = 256  # inline: training waits for each of them
@@ -344,7 +344,7 @@ def _say_memory(config: RunConfig, weighed: Weighed, say: Say) -> None:
         _said(asked.recompute, "fits without" if job.recompute == "off" else "else it would not fit"),
     )
     say("offload", ", ".join(sorted(job.offload)) or "off", _said(asked.offload, "not needed"))
-    peak, room = write_amount(memory.watched(job.device)), write_amount(memory.room)
+    peak, room = amount(memory.watched(job.device)), amount(memory.room)
     whose = "of a process, " if job.device == "cpu" else ""
     say("memory at most", peak, f"{whose}predicted, in the {memory.phase}; {room} {memory.room_why}")
 

@@ -7,7 +7,6 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from glm_accelerate.config.amount import write_amount
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.plan.cost import Speed, run_flops
 from glm_accelerate.plan.fit import MemoryRoom, room_of
@@ -17,6 +16,7 @@ from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
 from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Memory
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import amount
 
 STAND_IN = Speed(1e14, 1e12, "")  # of a device of which only the memory is known: times compare, and no more
 PLAIN = re.compile(r"[\w@%+=:,./-]+")  # what every shell takes as it stands
@@ -141,10 +141,10 @@ def require_room(weighed: Weighed) -> None:
     advice, needed = advise(weighed), memory.needed
     anyway = f"memory.limit={-(-int(needed * MARGIN) // 2**20)}MiB to try it anyway"
     if advice.overrides is None:
-        cure = f"nothing here makes it fit: the least is {write_amount(advice.bytes)}; {anyway}"
+        cure = f"nothing here makes it fit: the least is {amount(advice.bytes)}; {anyway}"
     else:
-        cure = f"{typed(advice.overrides, 'train')} needs {write_amount(advice.bytes)}; or {anyway}"
-    what = f"a step needs {write_amount(needed)}, {write_amount(memory.room)} are {memory.room_why}"
+        cure = f"{typed(advice.overrides, 'train')} needs {amount(advice.bytes)}; or {anyway}"
+    what = f"a step needs {amount(needed)}, {amount(memory.room)} are {memory.room_why}"
     raise UserError(f"does not fit: {what}", cure=cure)
 
 
@@ -154,9 +154,9 @@ def require_host(weighed: Weighed, hardware: Hardware) -> None:
     ranks = min(job.ranks, hardware.count)  # on one host
     needed = ranks * (found.host - found.spared)
     if hardware.device != "cpu" and needed > hardware.host_bytes:
-        has = write_amount(hardware.host_bytes)
+        has = amount(hardware.host_bytes)
         raise UserError(
-            f"does not fit: {ranks} ranks need {write_amount(needed)} of host memory, there are {has}",
+            f"does not fit: {ranks} ranks need {amount(needed)} of host memory, there are {has}",
             cure="less in memory.offload, or a smaller adapt.base",
         )
 

@@ -24,6 +24,7 @@ from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.env import cores
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import amount
 from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.state import Pieces, Progress
 
@@ -157,8 +158,8 @@ class Saver:
         ]
         if sum(here) * 2 > free:
             copies = "a copy takes" if len(here) == 1 else f"the copies of {len(here)} ranks take"
-            said = f"checkpoints stop training while they are written: {copies} {sum(here) / 1e9:.1f} GB"
-            self.events.emit("warning", {"said": f"{said}, {free / 1e9:.1f} GB are free"})
+            said = f"checkpoints stop training while they are written: {copies} {amount(sum(here))}"
+            self.events.emit("warning", {"said": f"{said}, {amount(free)} are free"})
             return
         refused = self.checkpointer.stage(pieces)
         if refused is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from glm_accelerate.bench.report import Report, Table, amount, as_json, duration, markdown, show, write
+from glm_accelerate.bench.report import Report, Table, as_json, markdown, show, write
 from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
 
@@ -46,13 +46,3 @@ def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "A <title> & [more]" in shown
     assert "speed | of [light]" in shown
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(2.5, "2.5 s"), (0.0125, "12.5 ms"), (3e-6, "3 µs")])
-def test_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
-
-
-@pytest.mark.parametrize(("size", "shown"), [(2.5e9, "2.5 GB"), (640e6, "640 MB"), (12, "12 B")])
-def test_amounts(size: float, shown: str) -> None:
-    assert amount(size) == shown

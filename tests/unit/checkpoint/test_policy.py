@@ -62,7 +62,7 @@ def test_events_always_save() -> None:
 def test_young_and_daly_where_no_bound_is_met() -> None:
     wanted = interval(Adaptive(between_failures=3600.0), MEASURED)
     assert wanted.seconds == pytest.approx(math.sqrt(2 * 1.0 * 3600) - 1)
-    assert wanted.reason == "a save stops training for 1.0 s, a failure every 60 min (declared)"
+    assert wanted.reason == "a save stops training for 1 s, a failure every 60 min (declared)"
 
 
 def test_it_is_the_least_costly_interval() -> None:

@@ -139,7 +139,7 @@ def test_progress_in_a_log_is_lines_with_rate_and_time_left() -> None:
     lines("train", 1_000_000, 4_000_000)
     with console.capture() as capture:
         lines("train", 2_000_000, 4_000_000)
-    assert capture.get().startswith("preparing train: 2 of 4 MB, ")
+    assert capture.get().startswith("preparing train: 1.91 MiB of 3.81 MiB, ")
     assert capture.get().endswith(" left\n")
     assert capture.get().count("\n") == 1
 

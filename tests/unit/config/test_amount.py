@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.config.amount import read_amount, write_amount
+from glm_accelerate.config.amount import read_amount
 from glm_accelerate.config.load import load_config, to_yaml
 from glm_accelerate.runtime.errors import UserError
 
@@ -28,15 +28,6 @@ LEAST = "model: {path: m}\ndata: {train: a.jsonl}\n"
 )
 def test_amounts_are_read(text: str, size: int | None) -> None:
     assert read_amount(text) == size
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 KiB"), (512 << 10, "512 KiB"), (3 << 20, "3 MiB"), (1000 << 20, "1000 MiB"), (1 << 30, "1 GiB"),
-     (int(11.76 * 2**30), "11.8 GiB"), (149 << 30, "149 GiB"), (3 << 40, "3 TiB")],
-)  # fmt: skip
-def test_amounts_are_written(size: int, text: str) -> None:
-    assert write_amount(size) == text
 
 
 def test_a_limit_is_kept_as_it_was_said(tmp_path: Path) -> None:

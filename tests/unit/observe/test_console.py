@@ -61,7 +61,7 @@ def test_lines_every_five_seconds_where_there_is_no_terminal() -> None:
     lines = plain(console)
     assert lines[0] == "glm4 · lora · cpu · 1,234,567 trained parameters · steps 1 to 100"
     assert [line.split(" · ")[0] for line in lines[1:]] == [f"step {n}/100" for n in (1, 11, 21, 31)]
-    assert lines[2] == "step 11/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.5 GB · rate 3.0e-04"
+    assert lines[2] == "step 11/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.4 GiB · rate 3.0e-04"
     assert not set(text(console)) & {"\x1b", "\r"}
 
 
@@ -94,9 +94,9 @@ def test_the_live_line_ends_on_the_last_step() -> None:
     ("columns", "line"),
     [
         (39, "step 12/100 · 0:00:44 left"),
-        (80, "step 12/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.5 GB"),
-        (100, "step 12/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.5 GB · rate 3.0e-04"),
-        (120, "step 12/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.5 GB · rate 3.0e-04"),
+        (80, "step 12/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.4 GiB"),
+        (100, "step 12/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.4 GiB · rate 3.0e-04"),
+        (120, "step 12/100 · 0:00:44 left · loss 2.0000 · 1,000 tokens/s · 1.4 GiB · rate 3.0e-04"),
     ],
 )
 def test_a_narrow_terminal_leaves_out_what_matters_least(columns: int, line: str) -> None:
@@ -153,10 +153,10 @@ def test_evaluations_checkpoints_and_warnings_have_a_line_of_their_own() -> None
         "  a sample: enough to compare steps on it, not for a figure to publish (evaluate RUN --samples all)",
         "evaluation step 1,000: failed: out of memory · 1.2 s",
         "evaluation step 12: skipped: a newer one waits",
-        "checkpoint checkpoints/checkpoint-10 (2.0 MB, training waited 0.1 s)",
+        "checkpoint checkpoints/checkpoint-10 (1.91 MiB, training waited 0.1 s)",
         "warning [red]a file named so[/red]",
         "step 11 was not applied: its loss or gradients were not finite",
-        "step 11/100 · 0:00:44 left · loss - · held out 1.5000 (step 1,000) · 1,000 tokens/s · 1.5 GB "
+        "step 11/100 · 0:00:44 left · loss - · held out 1.5000 (step 1,000) · 1,000 tokens/s · 1.4 GiB "
         "· rate 3.0e-04",
     ]
 
@@ -176,7 +176,7 @@ def test_the_held_out_loss_is_of_the_highest_step_and_finalists_are_told_apart()
         "evaluation step 0: loss 5.9000 (400 of 400)",
         "evaluation step 1,100: loss 0.8000 on all 400 samples",
         "step 1,200/1,200 · 0:00:00 left · loss 2.0000 · held out 0.8000 (step 1,100) · "
-        "1,000 tokens/s · 1.5 GB · rate 3.0e-04",
+        "1,000 tokens/s · 1.4 GiB · rate 3.0e-04",
         "stopped at step 1,200: done · best: step 1,100",
         "stopped at step 1,200: SIGINT",
     ]

@@ -42,7 +42,9 @@ def test_a_spare_device_has_to_hold_what_training_divides() -> None:
     large = replace(LONG, model_bytes=120 * GB)
     place = place_of(config(), GPUS, 3, replace(large, usual=1e8))
     assert place.where == "inline"
-    assert place.why.startswith("cuda:3 is spare, but an undivided model needs about 147.0 of its 80.0 GB; ")
+    assert place.why.startswith(
+        "cuda:3 is spare, but an undivided model needs about 137 GiB of its 74.5 GiB; "
+    )
     assert "spare cores would take" in place.why
     assert place_of(config(), GPUS, 3, large).device == "cpu"
     asked = place_of(config(where="beside"), GPUS, 3, large)

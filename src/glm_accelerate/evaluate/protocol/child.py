@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from glm_accelerate.config.amount import write_amount
 from glm_accelerate.evaluate.protocol.ledger import waiting, withdraw
 from glm_accelerate.evaluate.protocol.messages import FOLDER, Request, parse_stem
 from glm_accelerate.memory.monitor import NAMED, Holder, free_on, others_on
 from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.folders import make_folder, open_private
+from glm_accelerate.runtime.words import amount
 
 LOG = "evaluator.log"
 PAUSE = 0.2  # seconds between two looks that ask the system
@@ -46,7 +46,7 @@ def why_not(
             return f"{threads} threads on {len(set(cores))} cores"
     _, free = host_memory()
     if host_bytes > free:
-        return f"it needs {host_bytes / 1e9:.1f} GB of host memory, {free / 1e9:.1f} are free"
+        return f"it needs {amount(host_bytes)} of host memory, {amount(free)} are free"
     spare = torch.device(device)
     if not device_bytes or spare.type != "cuda":
         return None
@@ -59,7 +59,7 @@ def taken(device: str, needed: int, free: int, others: Sequence[Holder]) -> str 
     """
     if needed <= free:
         return None
-    said = f"it needs {write_amount(needed)} of {device}, {write_amount(free)} are free"
+    said = f"it needs {amount(needed)} of {device}, {amount(free)} are free"
     return f"{said}, as others hold {', '.join(map(str, others[:NAMED]))}" if others else said
 
 

@@ -45,7 +45,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     assert "core 4000 " in (why_not(threads=1, cores=[core, 4000], host_bytes=0) or "")
     assert why_not(threads=2, cores=[core], host_bytes=0) == "2 threads on 1 cores"
-    assert "1000000.0 GB" in (why_not(threads=1, cores=None, host_bytes=10**15) or "")
+    assert "909 TiB" in (why_not(threads=1, cores=None, host_bytes=10**15) or "")
     with pytest.raises(UserError, match="inline") as raised:
         Beside(tmp_path, device="cpu", threads=1, cores=[4000], host_bytes=0)
     assert "core 4000" in raised.value.what
