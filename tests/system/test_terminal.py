@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.runtime.stopped import STOPPED
+from glm_accelerate.runtime.errors import ExitCode
 
 ROWS = 45
 CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
@@ -129,7 +129,7 @@ def test_every_line_of_a_run_is_left_on_the_screen(
 def test_a_run_that_is_interrupted_says_so_last(tiny_run: dict[str, Any], tmp_path: Path) -> None:
     words = command(tiny_run, tmp_path, steps=100_000)
     code, written = in_terminal(words, 100, interrupt_at=b"checkpoints/checkpoint-")
-    assert code == STOPPED, written
+    assert code == ExitCode.STOPPED, written
     text = left_on_screen(written, 100, tmp_path / "run")
     *_, stopped, again = text.strip().splitlines()
     assert re.fullmatch(r"stopped at step [\d,]+: SIGINT", stopped)

@@ -16,11 +16,9 @@ from glm_accelerate.bench.run import Say
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.chart import Bar
-from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.stopped import STOPPED
+from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.words import number
 
-USERS_INPUT = 2  # the exit code of a mistake that the child has named
 MOMENT = 10.0  # seconds for a child to clear up when we are stopped
 # key in a child's JSON, as it is shown, its unit, by how much it is divided
 SHOWN = (
@@ -70,12 +68,14 @@ def _child(command: Sequence[str]) -> Figures:
         child.terminate()
         child.communicate(timeout=MOMENT)
         raise
-    if child.returncode == STOPPED:
+    if child.returncode == ExitCode.STOPPED:
         raise KeyboardInterrupt
     if child.returncode:
         error = UserError("one of the two could not be measured")
         error.told = True  # by the child
-        raise error if child.returncode == USERS_INPUT else RuntimeError(f"{error}: {child.returncode}")
+        if child.returncode == ExitCode.USERS_INPUT:
+            raise error
+        raise RuntimeError(f"{error}: {child.returncode}")
     return json.loads(said)
 
 

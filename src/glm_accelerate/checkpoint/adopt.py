@@ -9,9 +9,9 @@ from pathlib import Path
 
 from glm_accelerate.checkpoint.format import DIGEST, MANIFEST, WEIGHTS, digest, read_manifest
 from glm_accelerate.checkpoint.origin import INIT_FROM, begun_on, config_of
-from glm_accelerate.checkpoint.publish import sync, write_text
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.paths import absolute
+from glm_accelerate.runtime.files import sync, write_text
 
 BASE = "base"  # in a run's directory
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from glm_accelerate.checkpoint.format import Kind, place
-from glm_accelerate.checkpoint.publish import sync, write_text
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import sync, write_text
 
 FIRST_LOOK, SLOWEST_LOOK = 0.005, 0.25  # seconds between two looks at the others
 

@@ -19,8 +19,9 @@ from glm_accelerate.checkpoint.format import (
     seal,
 )
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
-from glm_accelerate.checkpoint.publish import LATEST, sync, write_synced, write_text
+from glm_accelerate.checkpoint.publish import LATEST
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import sync, write_synced, write_text
 
 MARGIN = 1 << 20  # bytes for the manifest and the directory, besides what each tensor takes there
 MARGIN_PER_PART = 512

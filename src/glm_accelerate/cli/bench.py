@@ -3,7 +3,6 @@
 import argparse
 import re
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,8 +12,6 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.stop import stopping_at_once
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from glm_accelerate.bench.report import Report
     from glm_accelerate.bench.run import Say
     from glm_accelerate.config.schema import RunConfig
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 HELP = "Measure the steps, operators, data line or checkpoints of a config on this machine."
 
 KINDS = ("step", "kernels", "data", "checkpoint")
-SECONDS_BETWEEN_LINES = 5.0
 BETWEEN_OVERRIDES = re.compile(r",(?=[a-z_]+\.[a-z_]+=)")  # a value may hold commas itself
 
 
@@ -114,9 +110,11 @@ def saying() -> Generator["Say", None, None]:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from glm_accelerate.cli.progress import Lines, in_numbers
+
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield BenchLines(console).say
+        yield Lines(console, in_numbers, named=True)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -127,17 +125,3 @@ def saying() -> Generator["Say", None, None]:
     with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("starting", total=None)
         yield lambda what, done, total: shown.update(task, description=what, completed=done, total=total)
-
-
-class BenchLines:
-    """For logs."""
-
-    def __init__(self, console: "Console") -> None:
-        self._console, self._phase, self._said = console, "", 0.0
-
-    def say(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if what != self._phase or now - self._said > SECONDS_BETWEEN_LINES:
-            said = what if what != self._phase else f"{what}: {done:,} of {total:,}"
-            self._console.print(said, highlight=False, soft_wrap=True, markup=False)
-            self._phase, self._said = what, now

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from glm_accelerate.cli import source
 from glm_accelerate.runtime.env import compiler, visible_devices
+from glm_accelerate.runtime.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         proven = [Finding("good" if proof.ok else "bad", proof.name, proof.said) for proof in proofs]
         _show(proven, console)
         findings += proven
-    return 2 if any(finding.state == "bad" for finding in findings) else 0
+    return ExitCode.USERS_INPUT if any(finding.state == "bad" for finding in findings) else ExitCode.DONE
 
 
 def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:

@@ -17,11 +17,9 @@ from importlib.util import find_spec
 from typing import NoReturn, Protocol, cast
 
 from glm_accelerate.runtime.env import few_kernels, one_range, share_cores, use_utf8
-from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.stopped import STOPPED
+from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.streams import outlive_readers
 
-DONE, OUR_BUG, USERS_INPUT = 0, 1, 2
 ROOM, LET = "make room, then run the same again", "let this user read and write there, or name another place"
 REFUSED = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: LET, errno.EACCES: LET, errno.EPERM: LET}
 
@@ -76,18 +74,18 @@ def answer(act: Callable[[], int]) -> int:
     except UserError as error:
         if not error.told:
             _say_error(str(error))
-        return USERS_INPUT
+        return ExitCode.USERS_INPUT
     except KeyboardInterrupt:
         _say("stopped")
-        return STOPPED
+        return ExitCode.STOPPED
     except Exception as error:  # noqa: BLE001  # the last line of defence: anything here is a bug of ours
         if isinstance(error, OSError) and (said := refused(error)) is not None:
             _say_error(str(said))
             _give_up_output()
-            return USERS_INPUT
+            return ExitCode.USERS_INPUT
         traceback.print_exc()
         _say_error("this is a bug in glm-accelerate, not your mistake: please report it with the lines above")
-        return OUR_BUG
+        return ExitCode.OUR_BUG
     return code
 
 
@@ -108,10 +106,10 @@ def _dispatch(words: list[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("-h", "--help", "help"):
         sys.stdout.write(_help())
-        return DONE
+        return ExitCode.DONE
     if name == "--version":
         sys.stdout.write(f"glm-accelerate {version('glm-accelerate')}\n")
-        return DONE
+        return ExitCode.DONE
     if name not in verbs():
         close = difflib.get_close_matches(name, list(verbs()), n=1)
         cure = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(verbs())}"

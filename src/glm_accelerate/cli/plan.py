@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening, source
+from glm_accelerate.runtime.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         ground = measured_ground(config, ground_of(config, _hardware(args), args.gpus, watch), watch)
     plan, weighed = plan_and_weigh(config, ground)
     taken = duration(weighed, args.tokens_per_second)
-    advice, code = (None, 0) if weighed.memory.fits else (advise(weighed), 2)
+    advice, code = (None, ExitCode.DONE) if weighed.memory.fits else (advise(weighed), ExitCode.USERS_INPUT)
     if args.json:
         said = asdict(plan) | {"time": asdict(taken), "advice": advice and asdict(advice)}
         sys.stdout.write(json.dumps(said, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

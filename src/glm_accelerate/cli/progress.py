@@ -55,7 +55,7 @@ class BytesColumn(ProgressColumn):
 
 
 class Lines:
-    """For logs: one line every few seconds."""
+    """For logs: one line every few seconds. `named`: and one for whatever begins."""
 
     def __init__(
         self,
@@ -63,14 +63,17 @@ class Lines:
         words: Words = in_bytes,
         seconds: float = SECONDS_BETWEEN_LINES,
         clock: Callable[[], float] = time.monotonic,
+        named: bool = False,
     ) -> None:
         self._console, self._words, self._seconds, self._clock = console, words, seconds, clock
+        self._named = named
         self._began: dict[str, float] = {}
         self._said = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if not total:
+        if not total or (self._named and what not in self._began):
             _name(self._console, what)
+        if not total:
             return
         now = self._clock()
         began = self._began.setdefault(what, now)
@@ -80,12 +83,12 @@ class Lines:
         rate = done / (now - began)
         left = timedelta(seconds=round((total - done) / rate))
         said = f"{self._words(what, done, total, rate)}, {left} left"
-        self._console.print(said, highlight=False, soft_wrap=True)
+        self._console.print(said, highlight=False, soft_wrap=True, markup=False)
 
 
 def _name(console: Console, what: str) -> None:
     """Of what cannot be counted."""
-    console.print(f"{what} ...", style="dim", highlight=False, soft_wrap=True)
+    console.print(f"{what} ...", style="dim", highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager

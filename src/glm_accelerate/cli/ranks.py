@@ -11,10 +11,10 @@ from pathlib import Path
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.cli import main
-from glm_accelerate.parallel.launch import AFTER_ANOTHER, launch
+from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 from glm_accelerate.runtime.env import launched
-from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.errors import ExitCode, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def start_ranks(task: RankTask, ranks: int, run: Path) -> int:
         newest = next(iter(published(run)), None)
         return 0 if newest is None else step_of(newest.name) or 0
 
-    return launch(one_rank, task, ranks, saved, main.USERS_INPUT)
+    return launch(one_rank, task, ranks, saved, ExitCode.USERS_INPUT)
 
 
 def one_rank(task: RankTask) -> int:
@@ -58,13 +58,13 @@ def one_rank(task: RankTask) -> int:
             raise
         except FirstFailed:
             told = True
-            return main.OUR_BUG
+            return ExitCode.OUR_BUG
         except RuntimeError as error:
             if not peer_ended(error):
                 raise
             sys.stderr.write(f"rank {rank}: ended because another rank did\n")
             told = True
-            return main.OUR_BUG
+            return ExitCode.OUR_BUG
 
     code = main.answer(act)
-    return AFTER_ANOTHER if told else code
+    return ExitCode.AFTER_ANOTHER if told else code

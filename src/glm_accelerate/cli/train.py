@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening, source
 from glm_accelerate.runtime.env import launched
-from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE
+from glm_accelerate.runtime.errors import ExitCode, UserError
+from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE
 from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.stop import stopping_at_once
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             return _train(args)
     except KeyboardInterrupt:
         sys.stderr.write(f"{STOPPED_AT_ONCE}\n")
-        return STOPPED
+        return ExitCode.STOPPED
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -117,7 +117,7 @@ def _train(args: argparse.Namespace) -> int:
     if result.done:
         return 0
     console.print("run the same command again to go on")
-    return STOPPED
+    return ExitCode.STOPPED
 
 
 def _show(rows: "Sequence[tuple[object, ...]]", console: "Console") -> None:

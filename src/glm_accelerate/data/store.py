@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_accelerate.data.types import FilePlace, Sample
+from glm_accelerate.runtime.files import sync
 from glm_accelerate.runtime.folders import open_private
 
 FORMAT_VERSION = 3  # of the files: raise it when they change; of another one they are made anew
@@ -297,18 +298,10 @@ class Writer:
             file.write(json.dumps(report, ensure_ascii=False, indent=1).encode())
             file.flush()
             os.fsync(file.fileno())
-        _sync(self._directory)
+        sync(self._directory)
         try:
             self._directory.rename(destination)
         except OSError:
             if not (destination / "report.json").exists():
                 raise
-        _sync(destination.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(destination.parent)

@@ -21,13 +21,12 @@ from glm_accelerate.evaluate.protocol.evaluator import Following, all_count, fol
 from glm_accelerate.evaluate.protocol.messages import Examiner
 from glm_accelerate.parallel.ranks import ALONE, Ranks, joined
 from glm_accelerate.runtime.device import keep_freed_memory, take_device
-from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.orphan import end_with_parent
-from glm_accelerate.runtime.stopped import STOPPED, stop_signals
+from glm_accelerate.runtime.stopped import stop_signals
 from glm_accelerate.runtime.streams import outlive_readers
 
 NICENESS = 10
-USERS_INPUT = 2
 
 
 class Parent:
@@ -79,9 +78,9 @@ def main(words: Sequence[str] | None = None) -> int:
         _serve(args)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
-        return USERS_INPUT
+        return ExitCode.USERS_INPUT
     except KeyboardInterrupt:  # what was claimed is free again
-        return STOPPED
+        return ExitCode.STOPPED
     return 0
 
 

@@ -24,12 +24,12 @@ from typing import Any, NoReturn
 
 from glm_accelerate.parallel import heartbeat
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE, stop_signals
+from glm_accelerate.runtime.errors import ExitCode
+from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE, stop_signals
 
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2
 GRACE = 30.0  # seconds for the others to end once a rank has failed
-AFTER_ANOTHER = 3  # the exit code of a rank that ends because another one has failed
 
 Entry = Callable[[Any], int]  # a module's own function, and plain data for it: both travel to the processes
 
@@ -62,7 +62,7 @@ def _until_it_answers(job: "_Job", progress: Callable[[], int]) -> int:
             return code
         if job.stopping:
             _say(STOPPED_AT_ONCE)
-            return STOPPED
+            return ExitCode.STOPPED
         failures = 0 if progress() > reached else failures + 1
         if failures == ATTEMPTS:
             _say(f"given up: {failures} attempts in a row ended without getting further than step {reached}")
@@ -90,7 +90,7 @@ class _Job:
             self._kill()
             shutil.rmtree(self.folder, ignore_errors=True)
             _say(STOPPED_AT_ONCE)
-            os._exit(STOPPED)
+            os._exit(ExitCode.STOPPED)
         self.stopping = True
         self._terminate()
 
@@ -131,17 +131,17 @@ class _Job:
             looked = time.monotonic()
             if not slept:
                 self._watch()
-            if not failed and (failed := self._failures(0, STOPPED, AFTER_ANOTHER)):
+            if not failed and (failed := self._failures(0, ExitCode.STOPPED, ExitCode.AFTER_ANOTHER)):
                 self._terminate()  # a rank may wait for the failed one without a limit
                 ends = looked + GRACE
-            elif ends == math.inf and self._failures(0, STOPPED):
+            elif ends == math.inf and self._failures(0, ExitCode.STOPPED):
                 ends = looked + 2 * GRACE  # the failed one still saves
             if looked > ends:
                 self._kill()
         codes = [process.exitcode or 0 for process in self.processes]
         if self.final in codes:
             return self.final
-        failed = failed or self._failures(0, STOPPED)
+        failed = failed or self._failures(0, ExitCode.STOPPED)
         if failed and not self.stopping:
             _say(failed[0])
         return None if failed else max(codes)
@@ -202,7 +202,7 @@ def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) ->
         try:
             meeting = f"/proc/self/fd/{os.open(meeting, os.O_RDWR | os.O_CLOEXEC)}"
         except FileNotFoundError:  # it was
-            sys.exit(AFTER_ANOTHER)
+            sys.exit(ExitCode.AFTER_ANOTHER)
     env.take_place(rank, ranks, meeting)
     sys.exit(entry(task))
 

@@ -6,10 +6,8 @@ seconds. Its answer is kept: runs of the same model, data and adapter ask a mach
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +23,7 @@ from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, run_seconds
 from glm_accelerate.plan.flops import pairs
 from glm_accelerate.plan.ground import Ground, MachineMeasurement
 from glm_accelerate.plan.resolve import plan_and_weigh
+from glm_accelerate.runtime.files import write_text
 from glm_accelerate.runtime.folders import private_folder
 from glm_accelerate.runtime.processor import processor_flags
 
@@ -163,7 +162,5 @@ def _ask(asked: str, progress: Progress = None) -> Answer | None:
         return None
     answer = Answer(**json.loads(done.stdout.splitlines()[-1]))
     with suppress(OSError):  # a cache that cannot be written costs time only
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False, encoding="utf-8") as file:
-            json.dump(asdict(answer), file)
-        os.replace(file.name, kept)
+        write_text(kept, json.dumps(asdict(answer)), synced=False)
     return answer

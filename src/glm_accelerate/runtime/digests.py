@@ -6,13 +6,13 @@ Size, times and inode tell: the time of the last change of any kind (ctime) cann
 import hashlib
 import json
 import os
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from glm_accelerate.runtime.files import write_text
 from glm_accelerate.runtime.folders import private_folder
 
 FRESH_NS = 2_000_000_000  # a file this young may change once more within one tick of its clock
@@ -59,11 +59,8 @@ def remember(kind: str, path: Path, identity: Identity, found: object) -> None:
     if time.time_ns() - identity.ctime_ns <= FRESH_NS:
         return
     with suppress(OSError):
-        entry = _entry(kind, path)
-        descriptor, name = tempfile.mkstemp(dir=entry.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"identity": asdict(identity), "found": found}, file)
-        Path(name).replace(entry)
+        content = json.dumps({"identity": asdict(identity), "found": found})
+        write_text(_entry(kind, path), content, synced=False)
 
 
 def _entry(kind: str, path: Path) -> Path:

@@ -1,4 +1,16 @@
-"""The one error that a person is meant to read: what is wrong, where, and the cure, in one line."""
+"""The one error that a person is meant to read (what is wrong, where, the cure), and how processes end."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a process of ours ends."""
+
+    DONE = 0
+    OUR_BUG = 1
+    USERS_INPUT = 2  # something to mend in what was given
+    AFTER_ANOTHER = 3  # a rank, because another one has failed
+    STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 
 
 class UserError(ValueError):

@@ -2,7 +2,6 @@
 
 import signal
 
-STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 STOPPED_AT_ONCE = "stopped at once; run the same command again to go on"
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from glm_accelerate.checkpoint.checkpointer import SaveOutcome
 from glm_accelerate.checkpoint.find import BEST, best_of
-from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.protocol.history import judge
@@ -22,6 +21,7 @@ from glm_accelerate.evaluate.statistics.intervals import Items
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import write_text
 from glm_accelerate.train.asked import GIVEN_UP, Asked
 from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.snapshots import Snapshots

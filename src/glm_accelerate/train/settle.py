@@ -12,7 +12,6 @@ from glm_accelerate.checkpoint.adopt import adopt
 from glm_accelerate.checkpoint.codec import choose
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
 from glm_accelerate.checkpoint.origin import INIT_FROM, begun_on, config_of
-from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config, override, to_yaml
 from glm_accelerate.config.paths import absolute
@@ -33,6 +32,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import pick_device
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import write_text
 from glm_accelerate.train.directory import StartChoice, check_config, choose_start, give_up_after
 from glm_accelerate.train.fingerprints import fingerprints
 from glm_accelerate.train.mismatch import check

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from glm_accelerate.runtime.stopped import STOPPED, STOPPED_AT_ONCE, stop_signals
+from glm_accelerate.runtime.errors import ExitCode
+from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE, stop_signals
 
 MOMENT = 5.0  # seconds for a process that ends at once
 
@@ -25,7 +26,7 @@ def stopping_at_once() -> Generator[None, None, None]:
 
     def leave() -> None:
         os.write(2, f"{STOPPED_AT_ONCE}\n".encode())
-        os._exit(STOPPED)
+        os._exit(ExitCode.STOPPED)
 
     def stop(number: int, frame: FrameType | None) -> None:
         timer = threading.Timer(MOMENT, leave)

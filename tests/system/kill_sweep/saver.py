@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import FOLDER, OPTIMIZER, WEIGHTS, Piece
-from glm_accelerate.checkpoint.publish import sync, write_synced
+from glm_accelerate.runtime.files import sync, write_synced
 
 Way = Callable[[Path, Connection], None]
 

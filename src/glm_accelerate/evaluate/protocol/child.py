@@ -19,7 +19,7 @@ from glm_accelerate.evaluate.protocol.ledger import waiting, withdraw
 from glm_accelerate.evaluate.protocol.messages import FOLDER, Request, parse_stem
 from glm_accelerate.memory.monitor import NAMED, Holder, free_on, others_on
 from glm_accelerate.plan.hardware import host_memory
-from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.folders import make_folder, open_private
 from glm_accelerate.runtime.words import amount
 
@@ -31,7 +31,6 @@ AT_ONCE = 1.0  # ... and for one that is killed: training goes on without its en
 STARTING = 600.0  # ... at the least for one that starts, before it is taken to hang: it reads a whole model
 LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
 LONGEST_LINE = 1000
-USERS_INPUT = 2  # its exit code
 
 
 def why_not(
@@ -125,7 +124,7 @@ class Beside:
         self._hear()  # after that: then it is all that was said
         if code is None:
             return []
-        if code == USERS_INPUT:  # the same would be wrong the next time
+        if code == ExitCode.USERS_INPUT:  # the same would be wrong the next time
             self._ends = self._restarts
         return self._ended(f"signal {-code}" if code < 0 else f"exit code {code}")
 

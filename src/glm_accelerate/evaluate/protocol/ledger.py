@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from glm_accelerate.checkpoint.format import step_of
-from glm_accelerate.checkpoint.publish import sync, write_text
 from glm_accelerate.checkpoint.retain import place_aside
 from glm_accelerate.data.strict_json import parse
 from glm_accelerate.evaluate.protocol.messages import (
@@ -36,6 +34,7 @@ from glm_accelerate.evaluate.protocol.messages import (
 from glm_accelerate.evaluate.statistics.decide import Status
 from glm_accelerate.evaluate.statistics.intervals import Items
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import sync, write_beside, write_text
 from glm_accelerate.runtime.folders import make_folder
 
 ASKED, CLAIM, RESULT = ".asked.json", ".claim", ".json"
@@ -287,13 +286,8 @@ def _given_up(stem: str, branches: dict[int, int]) -> bool:
 
 def _publish_once(target: Path, text: str) -> bool:
     """Give a file its name, whole and on disk, unless another has it."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    temporary = Path(name)
+    temporary = write_beside(target, text)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
         first = _name_once(temporary, target)
         sync(target.parent)
         return first

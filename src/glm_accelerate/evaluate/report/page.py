@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import cast
 
-from glm_accelerate.checkpoint.publish import write_text
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.protocol.history import course_of, judged, main_plan, named_best
 from glm_accelerate.evaluate.protocol.ledger import PREDICTIONS, Listing, listing, results
@@ -24,6 +23,7 @@ from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, enclosed, metric, number
 from glm_accelerate.observe.picture import losses
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import write_text
 
 QUESTIONS = 3  # that are shown with their answers
 SO_FAR = "so far"
