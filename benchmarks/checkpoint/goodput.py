@@ -91,11 +91,11 @@ def simulate(
 
             def adaptive(policy: Adaptive, cost: tuple[float, float] = (blocked, write)) -> Choose:
                 def ask(failures: int, wall: Floats) -> Floats:
-                    said = [
+                    states = [
                         Measured(0, 0.0, 1.0, 0, *cost, failures=failures, wall_seconds=w)
                         for w in wall.tolist()
                     ]
-                    return np.array([interval(policy, measured).seconds for measured in said])
+                    return np.array([interval(policy, measured).seconds for measured in states])
 
                 return ask
 

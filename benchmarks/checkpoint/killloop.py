@@ -123,50 +123,50 @@ class Row:
 
 def written(run: Path) -> list[dict[str, object]]:
     """Every event that was ever written, those of lives that were cut off too."""
-    found: list[dict[str, object]] = []
+    events: list[dict[str, object]] = []
     for line in (run / "events.jsonl").read_text(errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
+            events.append(json.loads(line))
         except ValueError:  # torn by a kill
             continue
-    return found
+    return events
 
 
 def ending(run: Path) -> dict[str, str]:
     """Digests of all that has to be equal."""
-    found, _ = latest(run)
-    assert found is not None
-    assert step_of(found.name) == STEPS
-    reader, made = Reader(found), dict[str, str]()
+    newest, _ = latest(run)
+    assert newest is not None
+    assert step_of(newest.name) == STEPS
+    reader, digests = Reader(newest), dict[str, str]()
     for group in (WEIGHTS, OPTIMIZER):
         names = sorted(reader.names(group))
         assert names
         tensors = hashlib.sha256()
         for name in names:
             tensors.update(name.encode() + reader.tensor(group, name).numpy().tobytes())
-        made[group] = tensors.hexdigest()
+        digests[group] = tensors.hexdigest()
     events = read_events(run / "events.jsonl")
     steps = [[event[key] for key in ("step", *SAME)] for event in events if event["kind"] == "step"]
     assert [step for step, *_ in steps] == list(range(1, STEPS + 1))
     evaluations = [[event["step"], event["loss"]] for event in events if event["kind"] == "eval"]
-    for name, said in (("state", reader.state()), ("steps", steps), ("evaluations", evaluations)):
-        made[name] = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    return made
+    for name, content in (("state", reader.state()), ("steps", steps), ("evaluations", evaluations)):
+        digests[name] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return digests
 
 
 def lost(run: Path) -> list[int]:
     """Steps that each life had to do again."""
-    found: list[int] = []
+    repeated: list[int] = []
     newest = 0
     for event in written(run):
         step = event.get("step")
         assert isinstance(step, int) or event["kind"] == "warning"
         if event["kind"] in BEGINNINGS and isinstance(step, int):
-            found.append(newest - step)
+            repeated.append(newest - step)
             newest = step
         elif event["kind"] == "step" and isinstance(step, int):
             newest = step
-    return found
+    return repeated
 
 
 def saw(run: Path) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def kill_until(kills: int, job: Job, config: Path, run: Path, pace: Pace, drawn:
     while True:
         tally.starts += 1
         assert tally.starts < 5 * kills + 5, "it gets nowhere"
-        with (run / "said").open("ab") as said, start(job, config, run, said.fileno()) as process:
+        with (run / "log").open("ab") as log, start(job, config, run, log.fileno()) as process:
             while tally.kills.total() < kills and process.poll() is None:
                 before = await_moment(process, run, pace, drawn)
                 victims = [process.pid, *ranks_of(process.pid)]
@@ -226,20 +226,20 @@ def kill_until(kills: int, job: Job, config: Path, run: Path, pace: Pace, drawn:
             time.sleep(1)
 
 
-def start(job: Job, config: Path, run: Path, said: int) -> subprocess.Popen[bytes]:
+def start(job: Job, config: Path, run: Path, log: int) -> subprocess.Popen[bytes]:
     surroundings = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(config.parent)}
-    return subprocess.Popen(job.command(config, run), stdout=said, stderr=said, env=surroundings)
+    return subprocess.Popen(job.command(config, run), stdout=log, stderr=log, env=surroundings)
 
 
 def ranks_of(launcher: int) -> list[int]:
     """The processes that train, not torch's resource tracker."""
-    found: list[int] = []
+    ranks: list[int] = []
     for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         try:
-            found += [int(child) for child in children.read_text().split() if trains(child)]
+            ranks += [int(child) for child in children.read_text().split() if trains(child)]
         except OSError:  # it has ended
             continue
-    return found
+    return ranks
 
 
 def trains(process: str) -> bool:
@@ -251,8 +251,8 @@ def survive(kills: int, job: Job, config: Path, work: Path) -> Row:
     whole, killed = work / f"whole-{job.ranks}-{job.shards}", work / f"killed-{job.ranks}-{job.shards}"
     whole.mkdir()
     began = time.time()
-    with (whole / "said").open("wb") as said, start(job, config, whole, said.fileno()) as alone:
-        assert alone.wait() == 0, (whole / "said").read_text()
+    with (whole / "log").open("wb") as log, start(job, config, whole, log.fileno()) as alone:
+        assert alone.wait() == 0, (whole / "log").read_text()
     times = [float(str(event["time"])) for event in written(whole) if event["kind"] == "step"]
     pace = Pace(times[0] - began, (times[-1] - times[0]) / (STEPS - 1) * EVERY)
     tally = kill_until(kills, job, config, killed, pace, random.Random(str(job)))
@@ -309,8 +309,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="directory for the JSON and Markdown; default: only print")
     given = parser.parse_args(words)
     source = origin(["python", "-m", "benchmarks.checkpoint.killloop", *words], {"torch": torch.__version__})
-    with ExitStack() as held:
-        work = given.work or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="killloop-")))
+    with ExitStack() as stack:
+        work = given.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="killloop-")))
         config = write_config(work / "demo")
         rows: list[Row] = []
         for job in given.jobs:

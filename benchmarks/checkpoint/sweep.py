@@ -64,16 +64,16 @@ def parts(way: str, share: float, scratch: Path) -> list[Part]:
     saves, run = WAYS[way], scratch / "run"
     counted = points.count(saves, run)
     calls = points.spread(counted.calls, share)
-    found = [Part(way, "SIGKILL", len(counted.calls), [points.kill(saves, run, call) for call in calls])]
+    swept = [Part(way, "SIGKILL", len(counted.calls), [points.kill(saves, run, call) for call in calls])]
     if saves is saver.behind:
         orphans = [points.orphan(run, call) for call in calls]
-        found.append(Part(way, "SIGKILL of the trainer", len(counted.calls), orphans))
+        swept.append(Part(way, "SIGKILL of the trainer", len(counted.calls), orphans))
     if saves is not saver.dcp_in_place:
         failed = [points.fail(saves, run, call) for call in calls]
-        found.append(Part(way, "error", len(counted.calls), failed))
+        swept.append(Part(way, "error", len(counted.calls), failed))
     losses = points.spread(counted.losses, share)
     dark = [points.lose_power(saves, run, loss) for loss in losses]
-    return [*found, Part(way, "power loss", len(counted.losses), dark)]
+    return [*swept, Part(way, "power loss", len(counted.losses), dark)]
 
 
 def markdown(source: Origin, swept: Sequence[Part]) -> str:
@@ -85,8 +85,8 @@ def markdown(source: Origin, swept: Sequence[Part]) -> str:
     lines = [ABOUT, table(("", "fault", "points", "of", *LEFT, "broken"), map(cells, swept), left=(0, 1))]
     for part in swept:
         if part.fault == "SIGKILL":
-            found = ((f"`{one.point}`", one.verdict.left) for one in part.observed)
-            lines += [f"\n## {part.way}: SIGKILL instead of\n", table(("", "left"), found, left=(0, 1))]
+            points_left = ((f"`{one.point}`", one.verdict.left) for one in part.observed)
+            lines += [f"\n## {part.way}: SIGKILL instead of\n", table(("", "left"), points_left, left=(0, 1))]
     broken = [(part, one) for part in swept for one in part.observed if one.verdict.faults]
     lines += ["\n## Broken\n"] if broken else []
     lines += [

@@ -146,14 +146,14 @@ def run(config: Said, directory: Path, threads: int, disturbance: int | None) ->
 
 def evaluators(parent: int) -> list[int]:
     """Children of a process that evaluate."""
-    found: list[int] = []
+    children: list[int] = []
     for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         try:
             if CHILD in Path(f"/proc/{number}/cmdline").read_bytes():
-                found.append(int(number))
+                children.append(int(number))
         except FileNotFoundError:
             continue
-    return found
+    return children
 
 
 def read(directory: Path, steps: int) -> Ran:

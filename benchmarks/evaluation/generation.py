@@ -109,8 +109,8 @@ def compare(base: Job, questions: Set, case: Case, repeats: int, work: Path) -> 
     for _ in range(repeats):
         b = run(stock, work)
         pairs.append((run(mine, work), b))
-        said = f"{b.whole:.1f} s theirs, {pairs[-1][0].whole:.1f} s ours"
-        print(f"  {case.name}: {said}", file=sys.stderr, flush=True)
+        seconds = f"{b.whole:.1f} s theirs, {pairs[-1][0].whole:.1f} s ours"
+        print(f"  {case.name}: {seconds}", file=sys.stderr, flush=True)
     ours, theirs = pairs[0][0].answers, pairs[0][1].answers
     equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
     return Row(case, [a for a, _ in pairs], [b for _, b in pairs], equal)
@@ -211,11 +211,11 @@ def main() -> None:
         print(f"  float32: {same} of {of} the same", file=sys.stderr, flush=True)
         rows = [compare(base, questions, case, given.repeats, work) for case in cases(given)]
     text = markdown(source, base, questions, same, of, rows)
-    figures = {"same": same, "of": of, "rows": [said(row) for row in rows]}
+    figures = {"same": same, "of": of, "rows": [record(row) for row in rows]}
     publish(given.out, "evaluation-generation", source, text, figures)
 
 
-def said(row: Row) -> dict[str, Any]:
+def record(row: Row) -> dict[str, Any]:
     """For the JSON file: without the answers themselves."""
     runs = {
         side: [{"whole": run.whole, "prefill": run.prefill, "tokens": run.tokens} for run in runs]

@@ -84,9 +84,9 @@ def ours(job: Job) -> Done:
 
     def timed(self: Decoding, coming: Any) -> Said:
         began = now()
-        said = read(self, coming)
+        tokens = read(self, coming)
         prefill[0] += now() - began
-        return said
+        return tokens
 
     def answers(prompts: Sequence[list[int]], new: int) -> list[list[int]]:
         return answer.generate(model, prompts, stops=(), max_new_tokens=new, batch=job.batch)
@@ -98,8 +98,8 @@ def ours(job: Job) -> Done:
         if job.warm:
             answers(job.prompts[:4], 4)
         prefill[0], began = 0.0, now()
-        said = answers(job.prompts, job.new)
-        return Done(said, now() - began, prefill[0])
+        tokens = answers(job.prompts, job.new)
+        return Done(tokens, now() - began, prefill[0])
 
 
 @contextmanager
@@ -182,8 +182,8 @@ def theirs(job: Job) -> Done:
     everything(1)
     prefill = now() - began
     began = now()
-    said = everything(job.new)
-    return Done(said, now() - began, prefill)
+    tokens = everything(job.new)
+    return Done(tokens, now() - began, prefill)
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:

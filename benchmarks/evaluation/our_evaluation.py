@@ -44,8 +44,13 @@ class Clock:
 
 
 def inputs_of(job: Job, template: str) -> Inputs:
-    said = {"train": [{"path": job.data}], "template": template, "max_tokens": MAX_TOKENS, "cache": job.cache}
-    return open_inputs(DataSection.model_validate(said), Path(job.model))
+    section = {
+        "train": [{"path": job.data}],
+        "template": template,
+        "max_tokens": MAX_TOKENS,
+        "cache": job.cache,
+    }
+    return open_inputs(DataSection.model_validate(section), Path(job.model))
 
 
 def main(job_file: Path, result_file: Path) -> None:

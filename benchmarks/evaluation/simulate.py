@@ -155,9 +155,9 @@ def fooled(make: Draw, sets: int, looks: Sequence[int], total: int, level: float
             verdict(apart(first(after, count), before, choice.strata, total, level)[1], 0.0)
             for count in looks
         )
-        found = next((one for one in verdicts if one != "undecided"), None)
-        better += found == "better"
-        either += found is not None
+        decided = next((one for one in verdicts if one != "undecided"), None)
+        better += decided == "better"
+        either += decided is not None
     return better / sets, either / sets
 
 
@@ -211,9 +211,11 @@ def ours(
             measured[leader] = max(measured[leader], count)
             pair = [Items(losses_SN[one, :count], targets_N[:count]) for one in (step, leader)]
             difference, interval = apart(pair[0], pair[1], strata, total, level_of(looks))
-            said = verdict(interval, margin)
-            compared = Comparison(leader, f"{leader}-plan-0", difference, interval, said, look, len(looks))
-            if said != "undecided":
+            judgement = verdict(interval, margin)
+            compared = Comparison(
+                leader, f"{leader}-plan-0", difference, interval, judgement, look, len(looks)
+            )
+            if judgement != "undecided":
                 break
         if leader is not None and compared is not None:
             truth = (losses_SN[step].sum() - losses_SN[leader].sum()) / targets_N.sum()
@@ -230,12 +232,12 @@ def ours(
     measured[near] = total
     chosen = min(near, key=lambda step: (losses_SN[step].sum(), step)) if crown else best(line, margin)
     assert chosen is not None
-    wrong = sum(contradicted(said, truth, margin) for said, truth in verdicts)
-    undecided = sum(said == "undecided" for said, _ in verdicts)
+    wrong = sum(contradicted(judgement, truth, margin) for judgement, truth in verdicts)
+    undecided = sum(judgement == "undecided" for judgement, _ in verdicts)
     return Outcome(chosen, float(measured.sum()) / (steps * total), len(verdicts), wrong, undecided)
 
 
-def contradicted(said: Verdict, truth: float, margin: float) -> bool:
+def contradicted(judgement: Verdict, truth: float, margin: float) -> bool:
     """Whether the difference over all samples is not what was said; rounding aside."""
     off = {"better": truth + margin, "worse": margin - truth, "tied": abs(truth) - margin}
-    return off.get(said, 0.0) > 1e-9
+    return off.get(judgement, 0.0) > 1e-9

@@ -46,8 +46,8 @@ class Clock:
 
     generation: float = 0.0
     metrics: float = 0.0
-    said: list[str] = field(default_factory=list[str])
-    right: list[str] = field(default_factory=list[str])
+    answers: list[str] = field(default_factory=list[str])
+    references: list[str] = field(default_factory=list[str])
     scores: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
 
@@ -73,24 +73,24 @@ class Trainer(Seq2SeqTrainer):
 
     def prediction_step(self, model: Any, inputs: Any, *words: Any, **more: Any) -> Any:
         began = time.perf_counter()
-        right: Tensor = inputs.pop("output_ids")
+        references: Tensor = inputs.pop("output_ids")
         width = inputs["input_ids"].shape[1]
         with torch.no_grad():
-            loss, said, _ = super().prediction_step(model, inputs, *words, **more)
+            loss, tokens, _ = super().prediction_step(model, inputs, *words, **more)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # as there; it waits for the device, too
         self.clock.generation += time.perf_counter() - began
-        return loss, said[:, width:], right
+        return loss, tokens[:, width:], references
 
 
-def compute_metrics(found: Any, tokenizer: Any, clock: Clock) -> dict[str, float]:
+def compute_metrics(output: Any, tokenizer: Any, clock: Clock) -> dict[str, float]:
     """One text after the other, special tokens and padding and all."""
     began = time.perf_counter()
-    predictions, references = (np.where(ids == -100, tokenizer.pad_token_id, ids) for ids in found)
-    for said_ids, right_ids in zip(predictions, references, strict=True):
-        clock.said.append(tokenizer.decode(said_ids).strip())
-        clock.right.append(tokenizer.decode(right_ids).strip())
-        clock.scores.append(scores_of(clock.right[-1], clock.said[-1]))
+    predictions, references = (np.where(ids == -100, tokenizer.pad_token_id, ids) for ids in output)
+    for answer_ids, reference_ids in zip(predictions, references, strict=True):
+        clock.answers.append(tokenizer.decode(answer_ids).strip())
+        clock.references.append(tokenizer.decode(reference_ids).strip())
+        clock.scores.append(scores_of(clock.references[-1], clock.answers[-1]))
     clock.metrics += time.perf_counter() - began
     return means(clock.scores)
 
@@ -117,7 +117,7 @@ def written(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 
 def until_stop(tokens: Sequence[int], stops: Sequence[int]) -> list[int]:
-    """What was said before the first token that ends an answer."""
+    """The tokens before the first one that ends an answer."""
     ended = next((at for at, token in enumerate(tokens) if token in stops), len(tokens))
     return list(tokens[:ended])
 
@@ -152,24 +152,24 @@ def main(job_file: Path, result_file: Path) -> None:
         model=model,
         args=arguments(job, generation, result_file.parent / "trainer"),
         data_collator=Collator(tokenizer=tokenizer, padding="longest", return_tensors="pt"),
-        compute_metrics=lambda found: compute_metrics(found, tokenizer, clock),
+        compute_metrics=lambda output: compute_metrics(output, tokenizer, clock),
     )
     trainer.clock = clock
     ready()
     began = time.perf_counter()
-    found = trainer.predict([{"input_ids": q.prompt, "output_ids": q.reference} for q in asked])  # pyright: ignore[reportArgumentType]
+    output = trainer.predict([{"input_ids": q.prompt, "output_ids": q.reference} for q in asked])  # pyright: ignore[reportArgumentType]
     ended = time.perf_counter()
-    said = [until_stop(ids, [*stops, -100]) for ids in np.asarray(found.predictions).tolist()]
+    generated = [until_stop(ids, [*stops, -100]) for ids in np.asarray(output.predictions).tolist()]
     answers = [
         Answer(
             prompt=tokenizer.decode(question.prompt),
             reference=tokenizer.decode(until_stop(question.reference, stops)).strip(),
             answer=tokenizer.decode(ids).strip(),
-            right=clock.right[number],
-            said=clock.said[number],
+            right=clock.references[number],
+            said=clock.answers[number],
             scores=clock.scores[number],
         )
-        for number, (question, ids) in enumerate(zip(asked, said, strict=True))
+        for number, (question, ids) in enumerate(zip(asked, generated, strict=True))
     ]
     result = Result(
         side=f"stock, {job.prompts} prompts",
@@ -177,7 +177,7 @@ def main(job_file: Path, result_file: Path) -> None:
         generation=clock.generation,
         metrics=clock.metrics,
         process=ended - BEGAN,
-        tokens=sum(map(len, said)),
+        tokens=sum(map(len, generated)),
         shown=sum(holds(question.prompt, until_stop(question.reference, stops)) for question in asked),
         figures=means(clock.scores),
         answers=answers,

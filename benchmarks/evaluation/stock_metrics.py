@@ -20,12 +20,12 @@ def ready() -> None:
     jieba.initialize()
 
 
-def scores_of(right: str, said: str) -> dict[str, float]:
-    """BLEU from 0 to 1, ROUGE from 0 to 100. Rouge is made anew for each, as there; empty texts raise."""
-    said_words, right_words = list(jieba.cut(said)), list(jieba.cut(right))
-    (rouge,) = Rouge().get_scores(" ".join(said_words), " ".join(right_words))
+def scores_of(reference: str, answer: str) -> dict[str, float]:
+    """BLEU from 0 to 1, ROUGE from 0 to 100. A Rouge of its own for each, as there; empty texts raise."""
+    answer_words, reference_words = list(jieba.cut(answer)), list(jieba.cut(reference))
+    (rouge,) = Rouge().get_scores(" ".join(answer_words), " ".join(reference_words))
     smoothing = SmoothingFunction().method3
-    bleu = sentence_bleu([right_words], said_words, smoothing_function=smoothing)
+    bleu = sentence_bleu([reference_words], answer_words, smoothing_function=smoothing)
     return {
         "bleu": float(bleu),
         **{name.replace("-", "_"): round(score["f"] * 100, 4) for name, score in rouge.items()},

@@ -101,16 +101,16 @@ def checks(stock: Result, ours: Result, shipped: Result) -> tuple[list[str], dic
         for text in texts
         for name in NAMES
     )
-    said = [answer for answer in ours.answers if answer.answer and answer.reference]  # others raise there
+    scored = [answer for answer in ours.answers if answer.answer and answer.reference]  # others raise there
     back = max(
         abs(scores_of(answer.reference, answer.answer)[name] - answer.scores[name])
-        for answer in said
+        for answer in scored
         for name in NAMES
     )
     theirs = {answer.prompt: answer for answer in stock.answers}
     same = sum(theirs[one.prompt].answer == one.answer for one in ours.answers if one.prompt in theirs)
     asked = len(ours.answers)
-    found = {
+    differences = {
         "stock texts by ours": apart,
         "our texts by stock's packages": back,
         "same": same,
@@ -119,12 +119,12 @@ def checks(stock: Result, ours: Result, shipped: Result) -> tuple[list[str], dic
     assert {answer.prompt for answer in ours.answers} == set(theirs), "the sides were asked different things"
     lines = [
         f"- {len(texts)} texts of the stock way scored by our metrics: at most {apart:.1e} from its own",
-        f"- {len(said)} texts of ours scored by the stock way's packages: at most {back:.1e} from ours",
+        f"- {len(scored)} texts of ours scored by the stock way's packages: at most {back:.1e} from ours",
         f"- both sides were asked the same {asked} questions, and gave the same answer to {same}",
         f"- prompts that hold the reference: {shipped.shown} of {len(shipped.answers)} as shipped, "
         f"{stock.shown} with `combine: false`, {ours.shown} of ours",
     ]
-    return lines, found
+    return lines, differences
 
 
 TIMES = {
@@ -207,8 +207,8 @@ def measure(given: argparse.Namespace, work: Path) -> None:
         print(f"round {turn + 1}: stock {waited}, ours {rounds[-1].ours.whole:.1f} s", file=sys.stderr)
     source = origin(["python", "-m", "benchmarks.evaluation.whole_set", *sys.argv[1:]], shipped.versions)
     text = markdown(source, job, asked, rounds, shipped)
-    found = checks(rounds[-1].stock[min(given.batch)], rounds[-1].ours, shipped)[1]
-    figures = {"checks": found, "shipped": asdict(shipped), "rounds": [asdict(turn) for turn in rounds]}
+    differences = checks(rounds[-1].stock[min(given.batch)], rounds[-1].ours, shipped)[1]
+    figures = {"checks": differences, "shipped": asdict(shipped), "rounds": [asdict(turn) for turn in rounds]}
     publish(given.out, f"evaluation-whole-set-{given.device}", source, text, figures)
 
 

@@ -27,20 +27,20 @@ def fits(device: torch.device, tiny: bool) -> Iterator[Finding]:
         if asked.ranks > 1:
             continue
         job = replace(_little(asked) if tiny else asked, device=device.type, form=form)
-        found = estimate(job)
+        predicted = estimate(job)
         figures: dict[str, object] = {
-            "predicted": found.allocated,
-            "predicted, with what is assumed": found.peak,
+            "predicted": predicted.allocated,
+            "predicted, with what is assumed": predicted.peak,
             "asked for": target,
         }
-        left_out = _left_out(job, found.host)
+        left_out = _left_out(job, predicted.host)
         if left_out is not None:
             yield Finding(f"memory, {name}", None, figures | {"left out": left_out})
             continue
         try:
             with TemporaryDirectory() as folder:
                 figures["measured"] = most = measure(job, Path(folder))
-            apart = most / found.allocated - 1
+            apart = most / predicted.allocated - 1
             well = tiny or abs(apart) <= WITHIN  # of some megabytes scratch memory is a large part
             yield Finding(f"memory, {name}", well, figures | {"apart": apart})
         except torch.OutOfMemoryError as error:

@@ -67,7 +67,7 @@ def compared(model: Decoder, stock: Any, job: Job, asked: Asked, how: str, tiny:
     """Ours once, and theirs in each of their batches."""
     mine, figures = measured(model, stock, job, asked.warm)
     lengths = figures["lengths"] = lengths_of(job)
-    yield Finding(f"generation ours{how}", said(mine) == job.lengths, figures)
+    yield Finding(f"generation ours{how}", answer_lengths(mine) == job.lengths, figures)
     for batch in asked.batches:
         other, figures = measured(model, stock, replace(job, side="theirs", batch=batch), asked.warm)
         ratios = {part: getattr(other, part) / getattr(mine, part) for part in PARTS}
@@ -80,7 +80,9 @@ def compared(model: Decoder, stock: Any, job: Job, asked: Asked, how: str, tiny:
         }
         fast = tiny or ratios["whole"] >= AIM  # tiny sizes say nothing about speed
         yield Finding(
-            f"generation against batches of {batch}{how}", said(other) == job.lengths and fast, figures
+            f"generation against batches of {batch}{how}",
+            answer_lengths(other) == job.lengths and fast,
+            figures,
         )
 
 
@@ -95,7 +97,7 @@ def measured(model: Decoder, stock: Any, job: Job, warm: int) -> tuple[Done, dic
         **{f"{part}_seconds": getattr(done, part) for part in PARTS},
         "answer_tokens_per_second": done.tokens / done.whole,
         "peak_bytes": peak_bytes(device),
-        "same lengths as asked": said(done) == job.lengths,
+        "same lengths as asked": answer_lengths(done) == job.lengths,
     }
 
 
@@ -163,7 +165,7 @@ def job_of(asked: Asked, config: dict[str, Any], device: torch.device) -> Job:
     )
 
 
-def said(done: Done) -> list[int]:
+def answer_lengths(done: Done) -> list[int]:
     """How many tokens each answer has."""
     return [len(answer) for answer in done.answers]
 

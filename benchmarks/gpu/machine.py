@@ -26,7 +26,7 @@ PACKAGES = (
 
 
 def machine(device: torch.device, tiny: bool) -> Iterator[Finding]:
-    found = {name: version(name) for name in PACKAGES if find_spec(name)}
+    versions = {name: version(name) for name in PACKAGES if find_spec(name)}
     best = peak(device, "bfloat16", peak_seconds(tiny))
     gpu = device.type == "cuda"
     figures = {
@@ -34,7 +34,7 @@ def machine(device: torch.device, tiny: bool) -> Iterator[Finding]:
         "device": torch.cuda.get_device_name(device) if gpu else platform.machine(),
         "memory_bytes": torch.cuda.mem_get_info(device)[1] if gpu else None,
         "python": platform.python_version(),
-        "versions": found,
+        "versions": versions,
         "products_per_second": best.measured,
         "data_sheet": best.data_sheet,
         "copied_bytes_per_second": bandwidth(device),

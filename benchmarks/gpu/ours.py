@@ -37,7 +37,7 @@ LISTED = 12  # operators of the breakdown
 def ours(case: Case, device: torch.device, tiny: bool) -> Iterator[Finding]:
     """A finding for each way to keep activations. The model is made once; what trains begins anew."""
     torch.manual_seed(0)
-    model = made(case, device, tiny)
+    model = model_of(case, device, tiny)
     best = peak(device, "bfloat16", peak_seconds(tiny))
     again = len(case.recompute) > 1
     first = {name: p.detach().to("cpu", copy=True) for name, p in trained_of(model)} if again else {}
@@ -60,7 +60,7 @@ def trained_of(model: Decoder) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def made(case: Case, device: torch.device, tiny: bool) -> Decoder:
+def model_of(case: Case, device: torch.device, tiny: bool) -> Decoder:
     """With what trains in float32, as `adapt` leaves it."""
     full = case.method == "full"
     model = random_decoder(config_of(case, tiny), device, torch.float32 if full else torch.bfloat16)
@@ -122,7 +122,9 @@ def one(model: Decoder, optimizer: AdamW, step: Step, device: torch.device) -> f
 
 def packed(taken: Sequence[Tokens], number: int, row: int) -> Step:
     samples = [Sample(each.tokens, each.targets, FilePlace("random", 1)) for each in taken]
-    batches = tuple(collate(made, samples) for made in pack([len(each) for each in samples], row))
+    batches = tuple(
+        collate(arrangement, samples) for arrangement in pack([len(each) for each in samples], row)
+    )
     tokens, targets = sum(batch.tokens for batch in batches), sum(batch.targets for batch in batches)
     return Step(number, 0, batches, tuple(range(len(samples))), tokens, targets)
 
@@ -130,7 +132,7 @@ def packed(taken: Sequence[Tokens], number: int, row: int) -> Step:
 def useful(steps: Sequence[Sequence[Tokens]], row: int) -> float:
     """The share of computed positions that are tokens."""
     lengths = [[len(sample.tokens) for sample in step] for step in steps]
-    return sum(map(sum, lengths)) / sum(made.area for step in lengths for made in pack(step, row))
+    return sum(map(sum, lengths)) / sum(row_.area for step in lengths for row_ in pack(step, row))
 
 
 def flops(sizes: Sizes, case: Case, step: Sequence[Tokens]) -> float:

@@ -21,45 +21,47 @@ COLUMNS = (
 
 def write_page(out: Path, log: Log, tiny: bool, command: Sequence[str]) -> None:
     """Beside the findings, with the day in its name."""
-    found = {finding.part: finding for finding in log.read()}  # a part that ran twice counts once, the later
-    versions = found["machine"].figures.get("versions", {}) if "machine" in found else {}
+    by_part = {
+        finding.part: finding for finding in log.read()
+    }  # a part that ran twice counts once, the later
+    versions = by_part["machine"].figures.get("versions", {}) if "machine" in by_part else {}
     source = origin(command, versions)
-    device = found["machine"].figures.get("device", "?") if "machine" in found else "?"
-    lines = list(found.values())
+    device = by_part["machine"].figures.get("device", "?") if "machine" in by_part else "?"
+    findings = list(by_part.values())
     text = page(
         "GPU run",
         source,
         [device],
         *([TINY] if tiny else []),
-        *checks(lines),
-        *operators(lines),
-        *training(found),
-        *memory(found),
-        *generation(found),
+        *checks(findings),
+        *operators(findings),
+        *training(by_part),
+        *memory(by_part),
+        *generation(by_part),
     )
-    findings = [{"part": one.part, "ok": one.ok, "figures": one.figures} for one in lines]
-    publish(out, "gpu-tiny" if tiny else "gpu", source, text, {"findings": findings})
+    content = [{"part": one.part, "ok": one.ok, "figures": one.figures} for one in findings]
+    publish(out, "gpu-tiny" if tiny else "gpu", source, text, {"findings": content})
 
 
-def checks(found: Sequence[Finding]) -> list[str]:
+def checks(findings: Sequence[Finding]) -> list[str]:
     """One line for each that has to pass, and for what could not be done."""
     lines = ["## Checks\n", "| part | | |", "| --- | --- | --- |"]
-    for one in found:
-        said = [one.figures.get(key) for key in ("error", "left out", "out of memory")]
-        told = next((each for each in said if isinstance(each, str)), "")
-        if one.ok is not None or told:
+    for one in findings:
+        reasons = [one.figures.get(key) for key in ("error", "left out", "out of memory")]
+        reason = next((each for each in reasons if isinstance(each, str)), "")
+        if one.ok is not None or reason:
             verdict = {True: "passed", False: "FAILED", None: "not measured"}[one.ok]
-            lines.append(f"| {one.part} | {verdict} | {' '.join(told.split())[:200]} |")
+            lines.append(f"| {one.part} | {verdict} | {' '.join(reason.split())[:200]} |")
     return lines
 
 
-def operators(found: Sequence[Finding]) -> list[str]:
+def operators(findings: Sequence[Finding]) -> list[str]:
     lines = [
         "\n## Operators of a block, bfloat16, forward and backward\n",
         "| | ms | by definition | faster | of bandwidth | error | of definition |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for one in found:
+    for one in findings:
         if one.part.startswith("operator ") and "seconds" in one.figures:
             each = one.figures
             lines.append(
@@ -70,9 +72,9 @@ def operators(found: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def memory(found: dict[str, Finding]) -> list[str]:
+def memory(by_part: dict[str, Finding]) -> list[str]:
     """Foretold beside counted."""
-    rows = [(name, one.figures) for name, one in found.items() if name.startswith("memory, ")]
+    rows = [(name, one.figures) for name, one in by_part.items() if name.startswith("memory, ")]
     if not rows:
         return []
     lines = [
@@ -88,9 +90,9 @@ def memory(found: dict[str, Finding]) -> list[str]:
     return lines
 
 
-def generation(found: dict[str, Finding]) -> list[str]:
+def generation(by_part: dict[str, Finding]) -> list[str]:
     """Ours, and below it what it is compared with."""
-    runs = {name: one.figures for name, one in found.items() if "answer_tokens_per_second" in one.figures}
+    runs = {name: one.figures for name, one in by_part.items() if "answer_tokens_per_second" in one.figures}
     if not runs:
         return []
     lines = [
@@ -106,24 +108,24 @@ def generation(found: dict[str, Finding]) -> list[str]:
     return lines
 
 
-def training(found: dict[str, Finding]) -> list[str]:
+def training(by_part: dict[str, Finding]) -> list[str]:
     """Every job, ours in each way and stock below it. The share of products is of the profiled step."""
     lines = ["\n## Training\n", *COLUMNS]
     shares: list[str] = []
-    for one in found.values():
+    for one in by_part.values():
         figures = one.figures
         if "tokens_per_second" not in figures:
             continue
         case = next(case for case in CASES if case.name == one.part.split(" ")[0])
-        stock = found.get(f"{case.beside or case.name} stock")
+        stock = by_part.get(f"{case.beside or case.name} stock")
         lines.append(line(one, stock.figures if stock else {}))
         if "breakdown" in figures:
             spent = figures["breakdown"]
-            told = [
+            parts = [
                 f"{kind} {taken / spent['seconds']:.0%}" for kind, taken in spent["classes"].items() if taken
             ]
             waits = spent["synchronisations"]
-            shares.append(f"- {one.part}: {', '.join(told)}; waits for the device: {waits}")
+            shares.append(f"- {one.part}: {', '.join(parts)}; waits for the device: {waits}")
     return [*lines, "\n## One step\n", *shares]
 
 

@@ -79,14 +79,14 @@ def twice(device: torch.device, tiny: bool) -> Finding:
     lengths = LENGTHS if tiny else (9_000, 3_001, 4_000, 17)
     documents = [torch.randint(3, model.sizes.vocabulary, (length,)) for length in lengths]
     batch = row_of_all([sample(tokens) for tokens in documents])
-    found: list[list[Tensor]] = []
+    gradients: list[list[Tensor]] = []
     for _ in range(2):
         model.zero_grad(set_to_none=True)
         with repeat_exactly(device):
             batch_loss(model, batch, device).backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    apart = sum(not torch.equal(one, other) for one, other in zip(*found, strict=True))
-    return Finding("same gradients twice", apart == 0, {"of": len(found[0]), "that differ": apart})
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    apart = sum(not torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    return Finding("same gradients twice", apart == 0, {"of": len(gradients[0]), "that differ": apart})
 
 
 def by_document(model: Any, documents: list[Tensor]) -> Outputs:

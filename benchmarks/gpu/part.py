@@ -24,9 +24,9 @@ STOCK = ("transformers", "peft", "accelerate")
 
 def parts() -> dict[str, int]:
     """Every part and the seconds that it may take, the most important first."""
-    made = {"machine": 60, "parity": 120, "operators": 180, "fits": 300}
-    made |= {"kernel tables": 310, "generation": 560}
-    return made | {f"{case.name} {side}": case.seconds for case in CASES for side in case.sides}
+    limits = {"machine": 60, "parity": 120, "operators": 180, "fits": 300}
+    limits |= {"kernel tables": 310, "generation": 560}
+    return limits | {f"{case.name} {side}": case.seconds for case in CASES for side in case.sides}
 
 
 def needed(part: str) -> Sequence[str]:

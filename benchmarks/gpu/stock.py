@@ -91,8 +91,10 @@ def stock(case: Case, device: torch.device, tiny: bool) -> Iterator[Finding]:
 
 def loaded(case: Case, config: dict[str, Any], device: torch.device) -> Any:
     """Random weights, as `from_pretrained(dtype=bfloat16)` would leave them."""
-    said = ("model_type", "rope_theta", "partial_rotary_factor")  # the defaults of its class
-    settings = Glm4Config(**{key: value for key, value in config.items() if key not in said}, use_cache=False)
+    defaults = ("model_type", "rope_theta", "partial_rotary_factor")  # of its class
+    settings = Glm4Config(
+        **{key: value for key, value in config.items() if key not in defaults}, use_cache=False
+    )
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model: Any = Glm4ForCausalLM(settings)
@@ -109,7 +111,7 @@ def four_bits(model: Any, device: torch.device) -> None:
     from transformers import BitsAndBytesConfig
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    said = BitsAndBytesConfig(
+    quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -133,7 +135,10 @@ def four_bits(model: Any, device: torch.device) -> None:
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, packed)
     model.is_loaded_in_4bit = model.is_quantized = True
-    model.hf_quantizer, model.config.quantization_config = AutoHfQuantizer.from_config(said), said
+    model.hf_quantizer, model.config.quantization_config = (
+        AutoHfQuantizer.from_config(quantization),
+        quantization,
+    )
 
 
 def arguments(case: Case, directory: str, steps: int, device: torch.device) -> TrainingArguments:

@@ -35,35 +35,37 @@ def cases(device: torch.device, tiny: bool) -> Iterator[Case]:
         tokens = sum(lengths)
         drawn = [torch.randn(tokens, count, width, device=device) for count in (heads, shared, shared)]
         inputs = [x.bfloat16().requires_grad_(True) for x in drawn]
-        slope = torch.randn(tokens, heads, width, device=device).bfloat16()
+        gradient = torch.randn(tokens, heads, width, device=device).bfloat16()
         by_definition = partial(definition, lengths=lengths)
         exact = None
         if name.startswith("judged"):
             wide = [x.detach().double().requires_grad_(True) for x in inputs]
-            exact = work(by_definition, wide, slope.double())
-        rivals = [*packed(lengths, inputs, slope, device)]
-        rivals.append(Rival("SDPA by document", work(partial(by_document, lengths=lengths), inputs, slope)))
-        rivals.append(Rival("SDPA, one dense mask", work(dense(lengths, device), inputs, slope)))
+            exact = work(by_definition, wide, gradient.double())
+        rivals = [*packed(lengths, inputs, gradient, device)]
+        rivals.append(
+            Rival("SDPA by document", work(partial(by_document, lengths=lengths), inputs, gradient))
+        )
+        rivals.append(Rival("SDPA, one dense mask", work(dense(lengths, device), inputs, gradient)))
         if exact:
-            rivals.append(Rival("definition", work(by_definition, inputs, slope)))
+            rivals.append(Rival("definition", work(by_definition, inputs, gradient)))
         yield Case(name, tuple(rivals), exact)
 
 
-def work(attend: Attend, inputs: Sequence[Tensor], slope: Tensor) -> Work:
+def work(attend: Attend, inputs: Sequence[Tensor], gradient: Tensor) -> Work:
     def run() -> list[Tensor]:
         out = attend(*inputs)  # pyright: ignore[reportCallIssue]
-        return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
+        return [out.detach(), *torch.autograd.grad(out, inputs, gradient)]
 
     return run
 
 
 def packed(
-    lengths: Sequence[int], inputs: Sequence[Tensor], slope: Tensor, device: torch.device
+    lengths: Sequence[int], inputs: Sequence[Tensor], gradient: Tensor, device: torch.device
 ) -> Iterator[Rival]:
     facts, documents = facts_of(device), Documents.of(lengths, device)
     here = {VARLEN: facts.torch_flash, FLASH: facts.flash_attn, FLEX: facts.triton}
     for path, has in here.items():
-        ours = work(partial(varlen, path, documents), inputs, slope)
+        ours = work(partial(varlen, path, documents), inputs, gradient)
         yield Rival(path, ours if has else None, "not on this machine")
 
 

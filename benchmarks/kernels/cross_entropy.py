@@ -46,8 +46,8 @@ def work(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Work:
     wanted = [x for x in (hidden, weight) if x.requires_grad]
 
     def run() -> list[Tensor]:
-        found = loss(hidden, weight, labels)
-        return [found.detach(), *torch.autograd.grad(found, wanted)]
+        value = loss(hidden, weight, labels)
+        return [value.detach(), *torch.autograd.grad(value, wanted)]
 
     return run
 

@@ -108,8 +108,8 @@ def peak(work: Work, device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    pairs = zip(found, exact, strict=True)
+def error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    pairs = zip(results, exact, strict=True)
     return max(float((one.double() - true).abs().max() / true.abs().max()) for one, true in pairs)
 
 

@@ -89,8 +89,8 @@ def draw_conversations(path: Path, count: int, median: int, seed: int) -> None:
     lines: list[str] = []
     for length in draw.lognormal(np.log(median), 1.0, count).astype(int):
         text = [" ".join(draw.choice(words, max(1, part))) for part in (length // 3, length - length // 3)]
-        said = zip(("user", "assistant"), text, strict=True)
-        lines.append(json.dumps({"messages": [{"role": role, "content": part} for role, part in said]}))
+        turns = zip(("user", "assistant"), text, strict=True)
+        lines.append(json.dumps({"messages": [{"role": role, "content": part} for role, part in turns]}))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -132,14 +132,14 @@ def prepare(given: argparse.Namespace, work: Path) -> Job:
 def rows(sides: Sequence[Side]) -> Iterator[Sequence[str]]:
     """Stock and ours side by side."""
     for name, courses in (("alive", [s.alive for s in sides]), ("resident", [s.high for s in sides])):
-        found = [peaks(course) for course in courses]
+        summaries = [peaks(course) for course in courses]
         for what, figures in (
-            ("peak of the first step, MB", [f"{p.first / 1e6:,.0f}" for p in found]),
-            ("largest peak after it, MB", [f"{p.later / 1e6:,.0f}" for p in found]),
-            ("... to the first", [f"{p.later / p.first:.3f}" for p in found]),
-            ("steps in which the peak grew", [str(p.grew) for p in found]),
-            ("the last of them", ["none" if p.last_growth == 1 else str(p.last_growth) for p in found]),
-            ("swing", [f"{p.swing:.2f}" for p in found]),
+            ("peak of the first step, MB", [f"{p.first / 1e6:,.0f}" for p in summaries]),
+            ("largest peak after it, MB", [f"{p.later / 1e6:,.0f}" for p in summaries]),
+            ("... to the first", [f"{p.later / p.first:.3f}" for p in summaries]),
+            ("steps in which the peak grew", [str(p.grew) for p in summaries]),
+            ("the last of them", ["none" if p.last_growth == 1 else str(p.last_growth) for p in summaries]),
+            ("swing", [f"{p.swing:.2f}" for p in summaries]),
         ):
             yield f"{name}: {what}", *figures
 

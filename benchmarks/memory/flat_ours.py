@@ -44,8 +44,8 @@ def main(job_file: Path, result_file: Path) -> None:
     torch.set_num_threads(job.threads)
     scale = Scale()
     train(config_of(job), Path(job.export) / "run", observers=[scale])
-    said = {"loaded": scale.loaded, "said": scale.said, "versions": {"torch": torch.__version__}}
-    result_file.write_text(json.dumps(asdict(scale.course) | said) + "\n")
+    others = {"loaded": scale.loaded, "said": scale.said, "versions": {"torch": torch.__version__}}
+    result_file.write_text(json.dumps(asdict(scale.course) | others) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def main(job_file: Path, result_file: Path) -> None:
     gc.collect()
     loaded, course = live_now(), Course()
     fine_tune(job, tokenizer, model, samples, Watch(course.begin, course.step))
-    said = {"loaded": loaded, "said": [], "versions": versions()}
-    result_file.write_text(json.dumps(asdict(course) | said) + "\n")
+    others = {"loaded": loaded, "said": [], "versions": versions()}
+    result_file.write_text(json.dumps(asdict(course) | others) + "\n")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ def more_ranks() -> str:
 
 def markdown(source: Origin, rows: Sequence[Row]) -> str:
     worst = max(rows, key=lambda row: abs(row.error))
-    found = f"{len(rows)} configurations; largest error {abs(worst.error):.1%} ({worst.name})"
+    summary = f"{len(rows)} configurations; largest error {abs(worst.error):.1%} ({worst.name})"
     parts = [ABOUT, measured_table(rows), breakdown(worst), "", BIG, large(), "", MORE, more_ranks()]
-    return page("Predicted against measured memory", source, [found], *parts)
+    return page("Predicted against measured memory", source, [summary], *parts)
 
 
 def here(job: Job) -> Job | None:

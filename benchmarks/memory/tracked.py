@@ -87,7 +87,7 @@ class Change:
 
 def allocations(seen: Any) -> list[Change]:
     """Every allocation but those within a collective: gloo's own copies, which its threads free unseen."""
-    found: list[Change] = []
+    changes: list[Change] = []
     events: list[tuple[Any, bool]] = [
         (event, False) for event in seen.profiler.kineto_results.experimental_event_tree()
     ]
@@ -95,9 +95,9 @@ def allocations(seen: Any) -> list[Change]:
         event, inside = events.pop()
         if event.tag.name == "Allocation" and not inside:
             fields = event.extra_fields
-            found.append(Change(event.start_time_ns, fields.ptr, fields.alloc_size))
+            changes.append(Change(event.start_time_ns, fields.ptr, fields.alloc_size))
         events.extend((child, inside or event.name.startswith("c10d::")) for child in event.children)
-    return found
+    return changes
 
 
 def most_between(changes: list[Change], begin: int) -> int:
@@ -176,7 +176,7 @@ def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optim
 
 def _section(job: Job) -> AdaptSection:
     targets = "all-linear" if job.adapted is None else list(job.adapted)
-    said = {
+    section = {
         "method": job.method,
         "rank": job.rank,
         "dropout": job.dropout,
@@ -185,7 +185,7 @@ def _section(job: Job) -> AdaptSection:
         "layers": job.last,
         "prefix_tokens": job.prefix_tokens,
     }
-    return AdaptSection.model_validate(said)
+    return AdaptSection.model_validate(section)
 
 
 def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, ranks: Ranks) -> None:

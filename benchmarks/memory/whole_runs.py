@@ -51,7 +51,7 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    found = {
+    every = {
         "LoRA": Case("train.steps=30"),
         "full": Case(f"train.steps=30 {FULL}"),
         "LoRA, bucket": Case(f"train.steps=30 {BUCKET}"),
@@ -63,24 +63,24 @@ def cases() -> dict[str, Case]:
         "full, blocks": Case(f"{FEW} {FULL} memory.recompute=blocks {COMPILED}"),
     }
     for form, typed in (("C++ or compiled", COMPILED), ("eager", EAGER), ("float32", WIDE)):
-        found |= {
+        every |= {
             f"LoRA, {form}": Case(f"{FEW} {typed}"),
             f"full, {form}": Case(f"{FEW} {typed} {FULL}"),
             f"LoRA, {form}, batch 1": Case(f"{FEW} {typed} train.step_samples=1"),
             f"LoRA, {form}, long rows": Case(f"{FEW} {typed} {LONG}"),
         }
     for kind in KINDS:
-        found |= {
+        every |= {
             f"LoRA on {kind}": Case(FEW, kind=kind),
             f"full on {kind}, eager": Case(f"{FEW} {EAGER} {FULL}", kind=kind),
             f"LoRA on {kind}, compiled": Case(f"{FEW} {COMPILED}", kind=kind),
         }
     for ranks in (2, 3):
-        found |= {
+        every |= {
             f"LoRA, {ranks} ranks": Case(f"{FEW} {COMPILED}", ranks),
             f"full, {ranks} ranks": Case(f"{FEW} {FULL} {COMPILED}", ranks),
         }
-    return found
+    return every
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Row:
     measured: int
     forecast: float | None
     seconds: float
-    after_ten: float | None  # what was said of the rest over what it took
+    after_ten: float | None  # the forecast of the rest over what it took
 
     @property
     def error(self) -> float:
@@ -117,7 +117,7 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
         return done.stdout
 
     words = [str(config), *case.overrides.split()]
-    said = json.loads(call("plan", *words, "--gpus", str(case.ranks), "--json"))
+    plan = json.loads(call("plan", *words, "--gpus", str(case.ranks), "--json"))
     call("train", *words, "--run", str(folder), *(["--nproc", str(case.ranks)] if case.ranks > 1 else []))
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [event for event in map(json.loads, lines) if event["kind"] == "step"]
@@ -127,9 +127,9 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
     rate = sum(took[1:10]) / max(1, sum(tokens[1:10]))
     row = Row(
         name,
-        Memory.from_json(said["memory"]).watched(said["device"]),
+        Memory.from_json(plan["memory"]).watched(plan["device"]),
         max(event["memory_bytes"] for event in steps),
-        said["time"]["seconds"],
+        plan["time"]["seconds"],
         sum(took),
         rate * sum(tokens[10:]) / rest if len(took) > 20 else None,
     )
@@ -140,7 +140,7 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
 def markdown(source: Origin, rows: Sequence[Row]) -> str:
     errors = [abs(row.error) for row in rows]
     worst = max(rows, key=lambda row: abs(row.error))
-    found = (
+    summary = (
         f"{len(rows)} runs of a GLM-4-0414 of 34 M parameters; memory: median error {median(errors):.1%}, "
         f"mean {mean(errors):.1%}, largest {abs(worst.error):.1%} ({worst.name})"
     )
@@ -158,7 +158,7 @@ def markdown(source: Origin, rows: Sequence[Row]) -> str:
 
     columns = "predicted MiB, measured MiB, error, forecast s, took s, after ten steps"
     body = table(("", *columns.split(", ")), map(cells, rows))
-    return page("Predicted against measured: whole runs", source, [found], ABOUT, body)
+    return page("Predicted against measured: whole runs", source, [summary], ABOUT, body)
 
 
 def main(words: Sequence[str]) -> None:

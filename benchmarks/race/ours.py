@@ -26,7 +26,7 @@ from glm_accelerate.train.run import train
 def config_of(job: Job, dev: Path | None = None) -> RunConfig:
     """What a user would write to train as stock does; all that is not said here is our default."""
     data = {"train": job.data, "max_tokens": job.max_tokens, "cache": job.cache}
-    said: dict[str, Any] = {
+    config: dict[str, Any] = {
         "model": {"path": job.model},
         "adapt": {"method": job.method},
         "data": data | ({"dev": str(dev)} if dev else {}),
@@ -36,8 +36,13 @@ def config_of(job: Job, dev: Path | None = None) -> RunConfig:
         "checkpoint": {"every": job.steps},  # stock saves nothing; ours saves once, after the last step
     }
     if job.method == "lora":
-        said["adapt"] |= {"rank": 8, "alpha": 32.0, "dropout": 0.1, "targets": ["q_proj", "k_proj", "v_proj"]}
-    return RunConfig.model_validate(said)
+        config["adapt"] |= {
+            "rank": 8,
+            "alpha": 32.0,
+            "dropout": 0.1,
+            "targets": ["q_proj", "k_proj", "v_proj"],
+        }
+    return RunConfig.model_validate(config)
 
 
 class Clock:

@@ -91,21 +91,21 @@ def stock_batch(batch: dict[str, list[Any]], tokenizer: Any) -> dict[str, list[l
     """Whole messages tokenized one at a time; what an assistant says is learnt, shifted by its role token."""
     prefix = [tokenizer.convert_tokens_to_ids(name) for name in ("[gMASK]", "<sop>")]
     stop = tokenizer.convert_tokens_to_ids("<|user|>")
-    made: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     for conversation in batch["messages"]:
         tokens, learnt = list(prefix), [False, False]
         for message in conversation:
-            said = {key: value for key, value in message.items() if value is not None}
-            new = tokenizer.apply_chat_template([said], tokenize=True, return_dict=False)[len(prefix) :]
+            turn = {key: value for key, value in message.items() if value is not None}
+            new = tokenizer.apply_chat_template([turn], tokenize=True, return_dict=False)[len(prefix) :]
             tokens += new
             learnt += [message["role"] == "assistant"] * len(new)
         tokens.append(stop)
         learnt = [False, *learnt]
         labels = [token if wanted else -100 for token, wanted in zip(tokens, learnt, strict=True)]
         longest = MAX_INPUT + MAX_OUTPUT + 1
-        made["input_ids"].append(tokens[:longest])
-        made["labels"].append(labels[:longest])
-    return made
+        rows["input_ids"].append(tokens[:longest])
+        rows["labels"].append(labels[:longest])
+    return rows
 
 
 def side(name: str, file: Path, model: Path, cache: Path, result: Path) -> None:
@@ -255,8 +255,8 @@ def main() -> None:
                 runs[side_].append(measure(side_, file, model, scratch))
                 print(runs[side_][-1], flush=True)
         size, figures = file.stat().st_size, [asdict(run) for each in runs.values() for run in each]
-        said = {"bytes": size, "conversations": conversations, "runs": figures}
-        publish(given.out, "prepare", source, markdown(source, size, conversations, runs), said)
+        content = {"bytes": size, "conversations": conversations, "runs": figures}
+        publish(given.out, "prepare", source, markdown(source, size, conversations, runs), content)
 
 
 if __name__ == "__main__":

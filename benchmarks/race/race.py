@@ -27,7 +27,7 @@ SIDES: tuple[Side, Side] = ("stock", "ours")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the command line said."""
+    """Of the command line."""
 
     train: Path
     dev: Path
@@ -51,7 +51,7 @@ def one_side(
     export, compiled = work / f"export-{side}", work / "compiled"
     for folder in (export, compiled):  # no run profits from what another compiled
         shutil.rmtree(folder, ignore_errors=True)
-    found = result(
+    trained = result(
         f"benchmarks.race.{module or side}",
         replace(job, export=str(export)),
         Result,
@@ -60,7 +60,7 @@ def one_side(
         environment={"TORCHINDUCTOR_CACHE_DIR": str(compiled)},
         python=python,
     )
-    return found, judge(Path(job.model), export, heldout, work, job.threads)
+    return trained, judge(Path(job.model), export, heldout, work, job.threads)
 
 
 def judge(model: Path, export: Path, heldout: Path, work: Path, threads: int) -> float:

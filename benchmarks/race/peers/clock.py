@@ -25,7 +25,7 @@ class Counted:
     computed: int = 0
 
 
-def held(tokens_BT: Any, mask: Any, padding: int) -> int:
+def tokens_in(tokens_BT: Any, mask: Any, padding: int) -> int:
     """Positions that hold a token. A mask of every pair says so on its diagonal: true, or 0 to be added."""
     if mask is None:  # rows without one may still be padded at the end
         return int((tokens_BT != padding).sum())
@@ -55,7 +55,7 @@ class Clock(TrainerCallback):
     def count(self, module: Any, positional: tuple[Any, ...], given: dict[str, Any]) -> None:
         tokens_BT, labels_BT = given["input_ids"], given["labels"]
         self.passes.computed += tokens_BT.numel()
-        self.passes.tokens += held(tokens_BT, given.get("attention_mask"), self.padding)
+        self.passes.tokens += tokens_in(tokens_BT, given.get("attention_mask"), self.padding)
         self.passes.targets += int((labels_BT[:, 1:] != -100).sum())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -91,7 +91,7 @@ class Clock(TrainerCallback):
 
 @dataclass(frozen=True)
 class Task:
-    """What the command line of a peer said: JOB RESULT [setting=JSON ...]. Settings are in the peer's own
+    """The command line of a peer: JOB RESULT [setting=JSON ...]. Settings are in the peer's own
     words and go before those of its file: for trying others."""
 
     job: Job
@@ -115,10 +115,10 @@ class Task:
 def task(words: list[str]) -> Task:
     job, result, *settings = words
     pairs = [setting.partition("=") for setting in settings]
-    return Task(read(Path(job), Job), Path(result), {name: said(value) for name, _, value in pairs})
+    return Task(read(Path(job), Job), Path(result), {name: parsed(value) for name, _, value in pairs})
 
 
-def said(value: str) -> Any:
+def parsed(value: str) -> Any:
     """JSON, or else the word itself."""
     try:
         return json.loads(value)

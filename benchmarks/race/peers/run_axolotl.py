@@ -34,7 +34,7 @@ class Clocked(BasePlugin):
 
 def settings(given: Task) -> dict[str, Any]:
     job = given.job
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "base_model": job.model,
         "datasets": [
             {
@@ -79,14 +79,14 @@ def settings(given: Task) -> dict[str, Any]:
         "plugins": [f"{__name__}.{Clocked.__name__}"],
     }
     if job.method == "lora":
-        said |= {
+        options |= {
             "adapter": "lora",
             "lora_r": 8,
             "lora_alpha": 32,
             "lora_dropout": 0.1,
             "lora_target_modules": ["q_proj", "k_proj", "v_proj"],
         }
-    return said | given.settings
+    return options | given.settings
 
 
 def main(given: Task) -> None:

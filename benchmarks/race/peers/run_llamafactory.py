@@ -38,7 +38,7 @@ def name_data(given: Task) -> None:
 
 def settings(given: Task) -> dict[str, Any]:
     job = given.job
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model_name_or_path": job.model,
         "stage": "sft",
         "do_train": True,
@@ -68,8 +68,13 @@ def settings(given: Task) -> dict[str, Any]:
         "disable_tqdm": True,
     }
     if job.method == "lora":
-        said |= {"lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.1, "lora_target": "q_proj,k_proj,v_proj"}
-    return said | given.settings
+        options |= {
+            "lora_rank": 8,
+            "lora_alpha": 32,
+            "lora_dropout": 0.1,
+            "lora_target": "q_proj,k_proj,v_proj",
+        }
+    return options | given.settings
 
 
 def main(given: Task) -> None:

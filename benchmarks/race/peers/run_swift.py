@@ -35,7 +35,7 @@ def renamed(given: Task) -> Path:
 
 def settings(given: Task) -> dict[str, Any]:
     job = given.job
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": job.model,
         "model_type": "glm4",
         "template": "glm4",
@@ -70,18 +70,18 @@ def settings(given: Task) -> dict[str, Any]:
         "callbacks": "clock",
     }
     if job.method == "lora":
-        said |= {
+        options |= {
             "lora_rank": 8,
             "lora_alpha": 32,
             "lora_dropout": 0.1,
             "target_modules": "q_proj k_proj v_proj",
         }
-    return said | given.settings
+    return options | given.settings
 
 
-def words(said: dict[str, Any]) -> list[str]:
+def words(options: dict[str, Any]) -> list[str]:
     """As on its command line."""
-    return [word for name, value in said.items() for word in (f"--{name}", *str(value).split(" "))]
+    return [word for name, value in options.items() for word in (f"--{name}", *str(value).split(" "))]
 
 
 def main(given: Task) -> None:

@@ -18,7 +18,7 @@ from benchmarks.race.peers.clock import Task, task
 
 def settings(given: Task) -> SFTConfig:
     job = given.job
-    said = {
+    options = {
         "output_dir": str(given.scratch),
         "max_steps": job.steps,
         "learning_rate": job.learning_rate,
@@ -40,8 +40,8 @@ def settings(given: Task) -> SFTConfig:
         "disable_tqdm": True,
     }
     if job.method == "lora":  # its default is fp32, which full fine-tuning needs and frozen weights don't
-        said["model_init_kwargs"] = {"dtype": "bfloat16"}
-    return SFTConfig(**(said | given.settings))
+        options["model_init_kwargs"] = {"dtype": "bfloat16"}
+    return SFTConfig(**(options | given.settings))
 
 
 def main(given: Task) -> None:
