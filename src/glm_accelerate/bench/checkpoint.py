@@ -53,9 +53,12 @@ class CheckpointFigures:
 
 def measure_checkpoint(config: RunConfig, rounds: int, say: Say) -> CheckpointFigures:
     """One step, so that the optimizer has its moments; then every way in turn, `rounds` times."""
-    with ready(config, 1, say) as made, tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as place:
-        take_step(made)
-        run = made.run
+    with (
+        ready(config, 1, say) as prepared,
+        tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as place,
+    ):
+        take_step(prepared)
+        run = prepared.run
         pieces = moved(run.model, run.optimizer, run.ranks)
         tensors = [piece.tensor for group in pieces.values() for piece in group.values()]
         size = sum(tensor.nbytes for tensor in tensors)
@@ -71,7 +74,7 @@ def measure_checkpoint(config: RunConfig, rounds: int, say: Say) -> CheckpointFi
                 blocked, total = saver.save()
                 plain = _timed(lambda: torch.save(_named(pieces), target))
                 taken.append(Round(copy, blocked, total, plain))
-            return _figures(made, saver, first, size, len(tensors), taken)
+            return _figures(prepared, saver, first, size, len(tensors), taken)
 
 
 class _Saver:
@@ -97,9 +100,9 @@ class _Saver:
 
 
 def _figures(
-    made: Ready, saver: _Saver, first: float, size: int, tensors: int, rounds: list[Round]
+    prepared: Ready, saver: _Saver, first: float, size: int, tensors: int, rounds: list[Round]
 ) -> CheckpointFigures:
-    run = made.run
+    run = prepared.run
     return CheckpointFigures(
         device=machine(run).device,
         method=run.config.adapt.method,

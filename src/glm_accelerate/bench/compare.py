@@ -52,18 +52,18 @@ def compare(
         for letter, side in zip("ab", sides, strict=True):
             files.append(Path(directory) / f"{letter}.yaml")
             files[-1].write_text(to_yaml(side.config), encoding="utf-8")
-        made: list[Figures] = []
+        measured: list[Figures] = []
         for number_ in range(2 * rounds):
             say(f"{'AB'[number_ % 2]}, round {number_ // 2 + 1}", number_, 2 * rounds)
-            made.append(_child([*command, str(files[number_ % 2])]))
-    return list(zip(made[::2], made[1::2], strict=True))
+            measured.append(_child([*command, str(files[number_ % 2])]))
+    return list(zip(measured[::2], measured[1::2], strict=True))
 
 
 def _child(command: Sequence[str]) -> Figures:
     """What it says on stdout; its progress and its errors go where ours go."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        said, _ = child.communicate()
+        output, _ = child.communicate()
     except BaseException:
         child.terminate()
         child.communicate(timeout=MOMENT)
@@ -76,7 +76,7 @@ def _child(command: Sequence[str]) -> Figures:
         if child.returncode == ExitCode.USERS_INPUT:
             raise error
         raise RuntimeError(f"{error}: {child.returncode}")
-    return json.loads(said)
+    return json.loads(output)
 
 
 def compare_report(sides: tuple[Side, Side], rounds: Sequence[tuple[Figures, Figures]]) -> Report:

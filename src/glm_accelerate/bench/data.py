@@ -78,7 +78,7 @@ def measure_data(config: RunConfig, steps: int, say: Say) -> DataFigures:
         for batching in ARRANGE:
             say(f"batching: {batching}", len(lines), len(ARRANGE))
             order = order_of(inputs, config, plan.step_samples)
-            made = steps_of(
+            stream = steps_of(
                 inputs.train,
                 order,
                 batching=batching,
@@ -86,7 +86,7 @@ def measure_data(config: RunConfig, steps: int, say: Say) -> DataFigures:
                 position=0,
                 total=steps,
             )
-            lines.append(_line(batching, made))
+            lines.append(_line(batching, stream))
         useful = useful_shares(
             inputs.train.lengths, plan.step_samples or DEFAULT_SAMPLES, plan.micro_tokens, config.train.seed
         )
@@ -102,14 +102,14 @@ def _prepared(config: RunConfig, inputs: Inputs, seconds: float) -> Prepared:
 
 def _line(batching: str, steps: Iterator[Step]) -> Line:
     began = time.perf_counter()
-    made = list(steps)
+    all_steps = list(steps)
     seconds = time.perf_counter() - began
-    batches = [batch for step in made for batch in step.batches]
+    batches = [batch for step in all_steps for batch in step.batches]
     return Line(
         batching=batching,
-        steps=len(made),
+        steps=len(all_steps),
         batches=len(batches),
-        tokens=sum(step.tokens for step in made),
+        tokens=sum(step.tokens for step in all_steps),
         computed=sum(batch.tokens_RT.size for batch in batches),
         seconds=seconds,
     )
@@ -117,12 +117,12 @@ def _line(batching: str, steps: Iterator[Step]) -> Line:
 
 def data_report(figures: DataFigures, config: str) -> Report:
     """Speed of preparing, useful shares, and the pipeline."""
-    made = figures.prepared
+    prepared = figures.prepared
     prepared = (
-        ("time", duration(made.seconds)),
-        ("speed", f"{amount(made.bytes / made.seconds)}/s"),
-        ("samples a second", number(made.samples / made.seconds)),
-        ("tokens a second", number(made.tokens / made.seconds)),
+        ("time", duration(prepared.seconds)),
+        ("speed", f"{amount(prepared.bytes / prepared.seconds)}/s"),
+        ("samples a second", number(prepared.samples / prepared.seconds)),
+        ("tokens a second", number(prepared.tokens / prepared.seconds)),
         ("opened again, as prepared", duration(figures.opened_seconds)),
     )
     useful = tuple((one.way, percent(one.share), percent(1 - one.share)) for one in figures.useful)
@@ -141,8 +141,8 @@ def data_report(figures: DataFigures, config: str) -> Report:
         title=f"The data line of {config}",
         about=(
             f"{now()}; {detect().name}, {cores()} cores",
-            f"{made.samples:,} samples, {made.tokens:,} tokens, {amount(made.bytes)}; "
-            f"{made.workers} processes tokenize; at most {figures.micro_tokens:,} tokens in a pass",
+            f"{prepared.samples:,} samples, {prepared.tokens:,} tokens, {amount(prepared.bytes)}; "
+            f"{prepared.workers} processes tokenize; at most {figures.micro_tokens:,} tokens in a pass",
         ),
         tables=(
             Table("Preparing, with nothing cached", ("", ""), prepared),

@@ -116,8 +116,8 @@ def _values(work: Callable[[], Outputs], wanted: Outputs) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(outputs, wanted, slopes)]
 
 
-def _error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    pairs = zip(found, exact, strict=True)
+def _error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    pairs = zip(results, exact, strict=True)
     with torch.no_grad():
         return max(float((one.double() - true).abs().max() / true.abs().max()) for one, true in pairs)
 

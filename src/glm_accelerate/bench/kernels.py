@@ -27,22 +27,22 @@ class KernelFigures:
 
 def measure_kernels(config: RunConfig, rounds: int, say: Say) -> KernelFigures:
     """At the shapes of the run's first pass."""
-    with ready(config, 1, say) as made:
-        run = made.run
+    with ready(config, 1, say) as prepared:
+        run = prepared.run
         batch = next(run.steps).batches[0]
         lengths = tuple(length for row in batch.documents for length in row)
         targets = max(2, min(batch.targets, MOST_LOGITS // run.model.sizes.vocabulary))
-        found: list[OperatorFigures] = []
+        results: list[OperatorFigures] = []
         for figures in judged(run.model, lengths, targets, rounds):
-            found.append(figures)
-            say(f"measured {figures.name}", len(found), len(found))
+            results.append(figures)
+            say(f"measured {figures.name}", len(results), len(results))
         return KernelFigures(
             device=machine(run).device,
             compute=run.plan.compute,
             documents=lengths,
             targets=targets,
             bandwidth=bandwidth(run.device),
-            operators=tuple(found),
+            operators=tuple(results),
         )
 
 

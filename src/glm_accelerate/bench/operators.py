@@ -54,8 +54,8 @@ def cases(model: Decoder, lengths: Sequence[int], targets: int) -> Iterator[Case
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        made = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return made.to(dtype).requires_grad_()
+        drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        return drawn.to(dtype).requires_grad_()
 
     tokens, sizes = sum(lengths), model.sizes
     yield _norm(block, draw(1, tokens, sizes.width))

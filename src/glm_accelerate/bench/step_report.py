@@ -61,8 +61,8 @@ def step_report(figures: StepFigures, config: str) -> Report:
 
 def _classes(spent: Breakdown) -> list[tuple[str, str, str]]:
     """Of what is in the step at all."""
-    found = {kind: taken for kind, taken in spent.classes.items() if taken}
-    return [(kind, duration(taken), percent(spent.share(kind))) for kind, taken in found.items()]
+    classes = {kind: taken for kind, taken in spent.classes.items() if taken}
+    return [(kind, duration(taken), percent(spent.share(kind))) for kind, taken in classes.items()]
 
 
 def _operators(spent: Breakdown) -> list[tuple[str, ...]]:

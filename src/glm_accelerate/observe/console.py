@@ -82,8 +82,8 @@ class ConsoleObserver:
         elif kind == "checkpoint":
             took = number(event, "blocked_seconds")
             size = amount(number(event, "bytes"))
-            said = f"{event.get('path')} ({size}, training waited {took:.1f} s)"
-            self._say(Text.assemble(("checkpoint ", "green"), said))
+            text = f"{event.get('path')} ({size}, training waited {took:.1f} s)"
+            self._say(Text.assemble(("checkpoint ", "green"), text))
         elif kind == "decision":
             self._say(Text.assemble(("decision ", "cyan"), str(event.get("said", ""))))
         elif kind == "warning":
@@ -94,8 +94,8 @@ class ConsoleObserver:
             best = self._best() if event.get("reason") == "done" else ""
             self._say(f"stopped at step {number(event, 'step'):,.0f}: {event.get('reason')}{best}")
             if self._not_applied:
-                said = f"steps not applied (loss or gradients not finite): {self._not_applied:,}"
-                self._say(Text.assemble(("warning ", "bold yellow"), said))
+                text = f"steps not applied (loss or gradients not finite): {self._not_applied:,}"
+                self._say(Text.assemble(("warning ", "bold yellow"), text))
 
     def close(self) -> None:
         """Leaves the last state on the screen."""
@@ -116,8 +116,8 @@ class ConsoleObserver:
     def _step(self, event: Event) -> None:
         if not event.get("applied", True):
             self._not_applied += 1
-            said = f"step {number(event, 'step'):,.0f} was not applied: its loss or gradients were not finite"
-            self._say(Text(said, "yellow"))
+            text = f"step {number(event, 'step'):,.0f} was not applied: its loss or gradients were not finite"
+            self._say(Text(text, "yellow"))
         now = self._clock()
         self._recent.append((now, number(event, "tokens"), number(event, "seconds")))
         self._pending = event

@@ -76,14 +76,14 @@ class ForeignSink:
 
 def curves(event: Event) -> dict[str, float]:
     """The points that an event adds, by the name of their curve. A loss that is not a number adds none."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     if event["kind"] == "step":
-        found = {name: event.get(field) for field, name in CURVES.items()}
+        values = {name: event.get(field) for field, name in CURVES.items()}
     elif event["kind"] == "eval":
-        found = {"eval/loss": event.get("loss")}
+        values = {"eval/loss": event.get("loss")}
         metrics = cast("Mapping[str, object]", event.get("metrics") or {})
-        found.update({f"eval/{name}": value for name, value in metrics.items()})
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        values.update({f"eval/{name}": value for name, value in metrics.items()})
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _step(event: Event) -> int:
