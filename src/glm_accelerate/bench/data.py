@@ -118,7 +118,7 @@ def _line(batching: str, steps: Iterator[Step]) -> Line:
 def data_report(figures: DataFigures, config: str) -> Report:
     """Speed of preparing, useful shares, and the pipeline."""
     prepared = figures.prepared
-    prepared = (
+    preparing_rows = (
         ("time", duration(prepared.seconds)),
         ("speed", f"{amount(prepared.bytes / prepared.seconds)}/s"),
         ("samples a second", number(prepared.samples / prepared.seconds)),
@@ -145,7 +145,7 @@ def data_report(figures: DataFigures, config: str) -> Report:
             f"{prepared.workers} processes tokenize; at most {figures.micro_tokens:,} tokens in a pass",
         ),
         tables=(
-            Table("Preparing, with nothing cached", ("", ""), prepared),
+            Table("Preparing, with nothing cached", ("", ""), preparing_rows),
             Table("Useful share of what is computed", ("way of batching", "tokens", "padding"), useful),
             Table(
                 "The pipeline without a model",
