@@ -182,6 +182,36 @@ def test_models_and_kernels_are_single_device() -> None:
     assert offences(check) == []
 
 
+# Who may name one kind of device in strings: what a person reads or types, in which nothing is asked of it.
+# Identifiers of it, and whatever is decided by it, are in its room alone (and in kernels that run on nothing
+# else): for all others it has a record, so that another kind of device is one more file.
+DEVICE_ROOMS = re.compile(r"runtime/devices/\w+\.py|kernels/triton_\w+\.py")
+DEVICE_WORDS = {
+    "runtime/env.py": "environment variables, all of which are read there, before torch is loaded",
+    "config/stock_keys.py": "keys of other programs' configs, and what stands for them here",
+    "cli/doctor.py": "what is wrong with an installation of CUDA, and the cure",
+    "cli/evaluate.py": "an example of a device, in the help",
+}
+
+
+def test_one_room_names_a_kind_of_device() -> None:
+    def check(module: Module) -> Iterator[str]:
+        if DEVICE_ROOMS.fullmatch(module.name):
+            return
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        said = {id(node.body[0].value) for node in module.nodes if isinstance(node, documented)
+                and node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+        for node in module.nodes:
+            for field, value in ast.iter_fields(node):
+                words = field == "value" and isinstance(node, ast.Constant)
+                if words and (id(node) in said or module.name in DEVICE_WORDS):
+                    continue
+                if isinstance(value, str) and "cuda" in value.lower():
+                    yield module.at(node, value)
+
+    assert offences(check) == []
+
+
 def test_files_are_named_for_their_subject() -> None:
     parts = [part for module in MODULES for part in module.name.removesuffix(".py").split("/")]
     assert [part for part in parts if BANNED_NAMES.search(part)] == []

@@ -14,7 +14,7 @@ from glm_accelerate.kernels.attention_path import facts_of
 from glm_accelerate.kernels.choose import choose_form
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
-from glm_accelerate.plan.hardware import host_memory
+from glm_accelerate.runtime.host import host_memory
 
 WITHIN = 0.05
 LITTLE = replace(SMALL, width=128, mlp_width=432, layers=2, heads=2, kv_heads=1, vocabulary=512)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.race.job import memory_now, memory_peak
-from glm_accelerate.runtime.device import reset_peak
+from glm_accelerate.runtime.host import reset_peak_resident
 
 SOURCE = Path(__file__).with_name("live.c")
 CPU = torch.device("cpu")
@@ -34,14 +34,14 @@ class Course:
     def begin(self) -> None:
         """Before the first step."""
         _live_peak()
-        reset_peak(CPU)
+        reset_peak_resident()
 
     def step(self) -> None:
         """After a step."""
         self.live.append(_live_peak())
         self.high.append(memory_peak())
         self.resident.append(memory_now())
-        reset_peak(CPU)
+        reset_peak_resident()
 
 
 def live_now() -> int:

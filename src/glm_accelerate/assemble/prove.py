@@ -11,7 +11,7 @@ from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_inputs, prove_model
-from glm_accelerate.runtime.device import pick_device
+from glm_accelerate.runtime.device import current_device
 
 
 def prove_config(config: RunConfig) -> list[Proof]:
@@ -38,6 +38,6 @@ def _compute(config: RunConfig) -> torch.dtype | None:
 
 def _device_for(size: int) -> torch.device:
     """Where training will run: what is proven on a CPU says nothing about the kernels of a GPU."""
-    device = pick_device()
-    fits = device.type == "cpu" or size < torch.cuda.mem_get_info(device)[0]
-    return device if fits else torch.device("cpu")  # several GPUs will share it, and a proof needs only one
+    record = current_device()
+    fits = record.kind == "cpu" or size < record.memory()[0]
+    return record.device if fits else torch.device("cpu")  # several will share it, and a proof needs only one

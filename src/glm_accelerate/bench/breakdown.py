@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
+from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.env import quiet_profiler
 
 PRODUCTS, ATTENTION, OPTIMIZER = "matrix products", "attention", "optimizer and clipping"
@@ -48,7 +49,7 @@ KERNELS = (
 )
 OWNERS = (COMMUNICATION, OPTIMIZER, ATTENTION)  # what runs inside these belongs to them
 STEP = "glm-accelerate step"
-WAITS = re.compile(r"^(cuda|hip)(Stream|Event)Synchronize$")
+WAITS = re.compile(r"^[a-z]+(Stream|Event)Synchronize$")  # of CUDA, of HIP
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,11 @@ class Breakdown:
 def profiled(step: Callable[[], float], device: torch.device) -> Breakdown:
     """`step` does one step to its end and returns the seconds for which it waited for data."""
     quiet_profiler()
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities, acc_events=True) as recorded:
+    record = device_of(device)
+    with profile(activities=record.profiled, acc_events=True) as recorded:
         with torch.profiler.record_function(STEP):
             waited = step()
-        if on_gpu:
-            torch.cuda.synchronize()
+        record.synchronize()
     return summed(list(recorded.events() or []), waited)
 
 

@@ -1,6 +1,5 @@
 """An operator's form that trains beside its definition: both timed in turn, both judged against float64."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.bench.operators import Case, Outputs, cases
+from glm_accelerate.bench.peak import seconds_of
 from glm_accelerate.models.decoder import Decoder
 
 LEAST_SECONDS = 0.05  # of one measurement: what is faster is repeated
@@ -57,28 +57,12 @@ def _measured(case: Case, rounds: int, error: float, reference_error: float) -> 
 
 def _in_turn(works: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> tuple[float, ...]:
     """The median seconds of each; the first time, in which it may be compiled, does not count."""
-    times = [max(1, round(LEAST_SECONDS / _seconds(work, 1, device, warm=True))) for work in works]
+    times = [max(1, round(LEAST_SECONDS / seconds_of(work, 1, device, warm=True))) for work in works]
     taken = [
-        [_seconds(work, count, device) for work, count in zip(works, times, strict=True)]
+        [seconds_of(work, count, device) for work, count in zip(works, times, strict=True)]
         for _ in range(rounds)
     ]
     return tuple(median(column) for column in zip(*taken, strict=True))
-
-
-def _seconds(work: Callable[[], object], times: int, device: torch.device, warm: bool = False) -> float:
-    if warm:
-        work()
-    _finish(device)
-    began = time.perf_counter()
-    for _ in range(times):
-        work()
-    _finish(device)
-    return (time.perf_counter() - began) / times
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _size(tensors: Sequence[Tensor]) -> int:
@@ -88,7 +72,7 @@ def _size(tensors: Sequence[Tensor]) -> int:
 def bandwidth(device: torch.device) -> float:
     """Bytes a second that a large copy reads and writes."""
     source, target = (torch.ones(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
-    return 2 * COPIED / min(_seconds(lambda: target.copy_(source), 1, device, warm=True) for _ in range(5))
+    return 2 * COPIED / min(seconds_of(lambda: target.copy_(source), 1, device, warm=True) for _ in range(5))
 
 
 def _errors(case: Case) -> tuple[float, float]:

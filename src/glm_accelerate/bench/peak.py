@@ -3,13 +3,15 @@ utilisation.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from glm_accelerate.plan.devices import known
+from glm_accelerate.runtime.device import device_of
 
-SIDES = {"cuda": 8192, "cpu": 2048}  # of the square product that stands for the device's best
+SIDE, CPU_SIDE = 8192, 2048  # of the square product that stands for the device's best
 SECONDS = 1.0  # for which it is repeated
 
 
@@ -25,12 +27,13 @@ class Peak:
 def peak(device: torch.device, compute: str, seconds: float = SECONDS) -> Peak:
     """Measured by the largest product that training could hope for: the best of a second of them."""
     dtype = torch.float32 if compute == "float32" else torch.bfloat16  # fp8 too is judged by bfloat16
-    side = SIDES[device.type]
+    on_cpu = device.type == "cpu"
+    side = CPU_SIDE if on_cpu else SIDE
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     best, ends = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < ends:
-        best = min(best, _seconds(left, right, 4 if device.type == "cuda" else 1))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        best = min(best, seconds_of(lambda: torch.mm(left, right), 1 if on_cpu else 4, device))
+    name = "" if on_cpu else device_of(device).name()
     return Peak(2 * side**3 / best, str(dtype).removeprefix("torch."), data_sheet(name))
 
 
@@ -40,13 +43,11 @@ def data_sheet(name: str) -> float | None:
     return found.products if found is not None and found.bf16 else None
 
 
-def _seconds(left: torch.Tensor, right: torch.Tensor, times: int) -> float:
-    on_gpu = left.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-    began = time.perf_counter()
+def seconds_of(work: Callable[[], object], times: int, device: torch.device, warm: bool = False) -> float:
+    """The mean of so many; `warm`: after one more, which may compile."""
+    if warm:
+        work()
+    began = device_of(device).clock()
     for _ in range(times):
-        torch.mm(left, right)
-    if on_gpu:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / times
+        work()
+    return (device_of(device).clock() - began) / times

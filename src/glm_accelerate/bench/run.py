@@ -11,7 +11,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.locate import locate
 from glm_accelerate.plan.resolve import plan_for
-from glm_accelerate.runtime.device import memory_in_use, pick_device, reset_peak
+from glm_accelerate.runtime.device import current_device
 from glm_accelerate.train.build import built
 from glm_accelerate.train.loop import Run
 from glm_accelerate.train.settle import Start
@@ -51,9 +51,9 @@ def ready(config: RunConfig, steps: int, say: Say) -> Generator[Ready, None, Non
         changes.append(f"train.steps={steps}")
     config = override(config, changes)
     say("building", 0, 1)
-    device = pick_device()
-    reset_peak(device)
-    before = memory_in_use(device)
+    device = current_device()
+    device.reset_peak()
+    before = device.peak()
     inputs = open_inputs(config.data, locate(config.model.path))
     with (
         tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as directory,

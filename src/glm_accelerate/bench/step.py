@@ -17,7 +17,7 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.kernels.compiled import compilations
 from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.plan.hardware import detect
-from glm_accelerate.runtime.device import memory_in_use, reset_peak
+from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.seed import seed_all, step_seed
 from glm_accelerate.train.half import settle
 from glm_accelerate.train.loop import Run
@@ -87,9 +87,9 @@ def measure(config: RunConfig, steps: int, warmup: int, say: Say) -> StepFigures
             say("warming up" if number < warmup else "measuring", number, whole)
             if number == warmup:
                 compiled = _compilations()
-            reset_peak(run.device)
+            device_of(run.device).reset_peak()
             taken.append(take_step(made))
-            memory = max(memory, memory_in_use(run.device)) if number >= warmup else memory
+            memory = max(memory, device_of(run.device).peak()) if number >= warmup else memory
         after = _compilations()
         say("profiling", whole - 1, whole)
         spent = profiled(lambda: take_step(made).waited, run.device)
@@ -119,8 +119,7 @@ def take_step(made: Ready) -> StepMeasurement:
         fused=run.fused,
     )
     run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
-    if run.device.type == "cuda":
-        torch.cuda.synchronize()  # the update itself is still under way
+    device_of(run.device).synchronize()  # the update itself is still under way
     return StepMeasurement(
         wall=time.perf_counter() - began,
         cpu=time.process_time() - cpu,

@@ -1,6 +1,6 @@
 """The memory into which a save copies the state, made and touched once, shared with the writer process.
 
-Fresh pages cost many times the copy itself, so none is left for the first save. On CUDA they are locked, if
+Fresh pages cost many times the copy itself, so none is left for the first save. For a GPU they are locked, if
 the system lets them be.
 """
 
@@ -11,16 +11,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glm_accelerate.checkpoint.files import ALIGN, PieceEntry, Source
 from glm_accelerate.checkpoint.format import DTYPES, Piece
+from glm_accelerate.runtime.device import device_of
 
 Pieces = Mapping[str, Mapping[str, Piece]]  # by group and name
 
@@ -61,14 +60,15 @@ class Staging:
     def __init__(self, groups: Pieces, folder: Path) -> None:
         planned = plan(groups)
         parts = [part for part, _ in planned]
-        self._devices = {tensor.device for _, tensor in planned if tensor.is_cuda}
+        devices = {tensor.device for _, tensor in planned}
+        self._devices = [device for device in map(device_of, devices) if device.streams]
         self.bytes = max(1, sum(math.ceil(part.bytes / ALIGN) * ALIGN for part in parts))
         self.data, self.words = _memory("data", folder), _memory("words", folder)
         os.ftruncate(self.data, self.bytes)
         self._flat = torch.frombuffer(mmap.mmap(self.data, self.bytes), dtype=torch.uint8)
         self._flat[:: mmap.PAGESIZE] = 0
         # Why its pages are not locked, where they should be.
-        self.unlocked = lock(self._flat, next(iter(self._devices))) if self._devices else None
+        self.unlocked = self._devices[0].lock(self._flat) if self._devices else None
         self._locked = bool(self._devices) and self.unlocked is None
         self._views = [
             self._flat[part.begin : part.begin + part.bytes].view(tensor.dtype).view(tensor.shape)
@@ -96,7 +96,7 @@ class Staging:
             for (_, _, piece), view in zip(_each(groups), self._views, strict=True):
                 view.copy_(piece.tensor, non_blocking=True)
         for device in self._devices:
-            torch.cuda.current_stream(device).synchronize()
+            torch.get_device_module(device.device).current_stream(device.device).synchronize()
 
     def tell(self, job: bytes) -> None:
         """Leave the writer its task. In a file, because a pipe that nobody reads would make training wait."""
@@ -106,7 +106,7 @@ class Staging:
     def close(self) -> None:
         """Give the memory back."""
         if self._locked:
-            _unlock(self._flat)
+            self._devices[0].unlock(self._flat)
         self._views.clear()
         del self._flat
         os.close(self.data)
@@ -119,22 +119,6 @@ def _each(groups: Pieces) -> Iterator[tuple[str, str, Piece]]:
         for name, piece in pieces.items():
             if piece.tensor.numel() or (not math.prod(piece.shape) and not any(piece.offset)):
                 yield group, name, piece
-
-
-def lock(memory: Tensor, device: torch.device) -> str | None:
-    """Keep its pages in place, so that a GPU copies into them by itself. Returns why the system refuses."""
-    runtime: Any = torch.cuda.cudart()
-    error = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    if not int(error):
-        return None
-    with suppress(RuntimeError):  # CUDA keeps the error for the next kernel, which would raise it
-        torch.zeros(1, device=device)
-    return str(runtime.cudaGetErrorString(error))
-
-
-def _unlock(memory: Tensor) -> None:
-    runtime: Any = torch.cuda.cudart()
-    torch.cuda.check_error(int(runtime.cudaHostUnregister(memory.data_ptr())))
 
 
 def _memory(name: str, folder: Path) -> int:

@@ -7,10 +7,10 @@ import argparse
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import starmap
 from typing import TYPE_CHECKING, Literal
 
 from glm_accelerate.cli import source
@@ -76,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from glm_accelerate.plan.hardware import detect
+    from glm_accelerate.runtime.device import device_kind
 
     console = Console()
     hardware = detect()
     findings = list(examine(hardware, _holders()))
-    if hardware.device == "cuda":
+    if device_kind(hardware.device).gpu_kernels:
         findings += _cards()
     _show(findings, console)
     if config is not None:
@@ -106,7 +107,7 @@ def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
         yield Finding("good", "bfloat16", "in hardware")
     else:
         found, cure = "emulated: correct, but slow", "precision.compute=float32"
-        if hardware.device == "cuda":
+        if hardware.device != "cpu":
             found, cure = "not in hardware: float16 takes its place", "a GPU from Ampere on has it"
         yield Finding("note", "bfloat16", found, cure)
     yield cpp()
@@ -145,7 +146,7 @@ def code(name: str, capability: tuple[int, int], arches: Sequence[str]) -> Findi
 
 def driver(hardware: "Hardware") -> Finding:
     """NVIDIA's driver against the CUDA that torch was built with."""
-    has, built = hardware.driver_version, hardware.cuda_version
+    has, built = hardware.driver, hardware.toolkit
     if built is None and has is None:
         return Finding("good", "CUDA", "no NVIDIA driver here; torch is a CPU build")
     if built is None:
@@ -186,33 +187,23 @@ def cpp() -> Finding:
     return Finding("good", "C++ compiler", found)
 
 
-def held_by(table: str) -> list[str]:
-    """Rows of `pid, process_name, used_memory [MiB]` -> what a person reads."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.count(",") == 2]
-    return [f"{name} (process {pid}, {used} MiB)" for pid, name, used in rows]
-
-
 def _holders() -> list[str]:
     """Who else is on the GPUs, as nvidia-smi tells where there is one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
+    from glm_accelerate.runtime.devices.nvidia import HOLDERS, NoAnswer, driver_table
+
     try:
-        answer = subprocess.run([tool, *query], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    except subprocess.TimeoutExpired:  # as with a GPU that hangs, when a doctor is asked for most
-        return ["unknown: nvidia-smi does not answer"]
-    return held_by(answer.stdout) if answer.returncode == 0 else [f"unknown: {answer.stdout.strip()}"]
+        rows = driver_table(HOLDERS, PATIENCE)
+    except NoAnswer as error:  # as of a GPU that hangs, when a doctor is asked for most
+        return [f"unknown: {error}"]
+    return [f"{row[2]} (process {row[1]}, {row[3]} MiB)" for row in rows if len(row) == 4]
 
 
 def _cards() -> Iterator[Finding]:
     """What torch and Triton can do with the GPUs that are here."""
-    from torch import cuda
-
     from glm_accelerate.kernels.triton_here import no_triton
+    from glm_accelerate.runtime.devices.nvidia import cards
 
-    for card in range(cuda.device_count()):
-        yield code(cuda.get_device_name(card), cuda.get_device_capability(card), cuda.get_arch_list())
+    yield from starmap(code, cards())
     lack = no_triton()
     if lack is None:
         yield Finding("good", "Triton", f"{version('triton')}, its kernels run here")

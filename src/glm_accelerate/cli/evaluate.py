@@ -243,12 +243,12 @@ def _run_of(path: str) -> Path:
 def _device(args: argparse.Namespace) -> "torch.device":
     import torch
 
-    from glm_accelerate.runtime.device import pick_device, take_device
+    from glm_accelerate.runtime.device import take_device
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     try:
-        device = take_device(args.device) if args.device else pick_device()
+        device = take_device(args.device or None)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"no such device here: {str(error).splitlines()[0]}", where=args.device) from error

@@ -69,9 +69,9 @@ def base_from(args: argparse.Namespace) -> Path | None:
 def open_from(args: argparse.Namespace, path: Path) -> "Opened":
     """The model, merged, on the fastest device here."""
     from glm_accelerate.assemble.model import open_model
-    from glm_accelerate.runtime.device import pick_device
+    from glm_accelerate.runtime.device import take_device
 
-    return open_model(path, base=base_from(args), device=pick_device(), merged=True)
+    return open_model(path, base=base_from(args), device=take_device(None), merged=True)
 
 
 def _number(text: str) -> float:

@@ -101,7 +101,7 @@ def affordable(model: Decoder) -> int:
     ranks that answer together have to come to the same, and the same seed to the same answers.
     """
     device, sizes = model.embed.device, model.sizes
-    cuda = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory // GPU_SHARE if cuda else BYTES
+    on_cpu, module = device.type == "cpu", torch.get_device_module(device)
+    memory = BYTES if on_cpu else module.get_device_properties(device).total_memory // GPU_SHARE
     dtype = cache_dtype(device, model.compute or model.embed.dtype)
     return memory // (2 * sizes.layers * sizes.kv_heads * sizes.head_width * dtype.itemsize)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from glm_accelerate.kernels.triton_here import no_triton
+from glm_accelerate.runtime.device import device_kind, device_of
 
 VARLEN, FLASH, FLEX, BY_DOCUMENT = "torch varlen", "flash-attn", "FlexAttention", "by document"
 HALF = (torch.bfloat16, torch.float16)
@@ -27,13 +28,14 @@ class Facts:
 @cache
 def facts_of(device: torch.device) -> Facts:
     """Looked up once a process."""
-    if device.type != "cuda":
+    record = device_of(device)
+    if not record.gpu_kernels:
         return Facts(device.type)
     lack = no_triton()
     return Facts(
-        "cuda",
-        torch.cuda.get_device_capability(device),
-        torch.backends.cuda.is_flash_attention_available(),
+        device.type,
+        record.capability(),
+        record.flash_attention(),
         find_spec("flash_attn") is not None,
         lack is None,
         " ".join((lack[0], f"({lack[1]})" if lack[1] else "")).strip() if lack else "",
@@ -63,7 +65,7 @@ def attention_path(
 
 def _refused(facts: Facts, dtype: torch.dtype) -> str | None:
     """Why no kernel for packed rows takes this at all."""
-    if facts.device != "cuda":
+    if not device_kind(facts.device).gpu_kernels:
         return f"packed kernels do not train on {facts.device}"
     if facts.capability < (8, 0):
         return f"packed kernels need compute capability 8.0, this device has {_dotted(facts.capability)}"

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from glm_accelerate.kernels.attention_path import BY_DOCUMENT, Facts, attention_path
+from glm_accelerate.runtime.device import device_kind
 
 # eager: PyTorch's operators with an own backward pass. compiled: one loop each way, made by torch.compile.
 # triton: one kernel each way. native: our own C++, for bfloat16 on CPUs that multiply it in hardware.
@@ -49,13 +50,13 @@ def choose_form(
     """
     if dtype == torch.float64:
         return "eager", "the other forms sum in float32"
-    if facts.device == "cuda" and facts.triton:
+    if facts.triton:
         return "triton", "one kernel each way"
     if compiled and native is None:
         return "native", "one pass each way"
     if compiled:
         return "compiled", "one loop each way"
-    if facts.device == "cuda":
+    if device_kind(facts.device).gpu_kernels:
         return "eager", f"SLOW: Triton would save most passes over memory. {facts.no_triton}"
     return "eager", "runs on every device, keeps little"
 

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from glm_accelerate.kernels.compiled import missing as not_compiled
 from glm_accelerate.kernels.compiled import run
+from glm_accelerate.runtime.device import current_device, device_kind, device_of
 
 E4M3 = torch.float8_e4m3fn
 CAPABILITY = (8, 9)  # Ada and Hopper
@@ -35,12 +36,12 @@ class Eight:
 
 def missing() -> str | None:
     """What this machine lacks, or None."""
-    if not torch.cuda.is_available():
+    record = current_device()
+    if record.kind == "cpu":
         return "there is no GPU"
-    capability = torch.cuda.get_device_capability()
+    capability = record.capability()
     if capability < CAPABILITY:
-        name = torch.cuda.get_device_name()
-        return f"{name} has capability {capability[0]}.{capability[1]}, 8-bit products need 8.9"
+        return f"{record.name()} has capability {capability[0]}.{capability[1]}, 8-bit products need 8.9"
     return None
 
 
@@ -51,7 +52,7 @@ def eight(x: Tensor, each: Literal["row", "column"]) -> Eight:
     """
     body = rounded_rows if each == "row" else rounded_columns
     x = x.detach().contiguous()
-    if x.is_cuda and not_compiled(x.device.type) is None:
+    if device_kind(x.device.type).gpu_kernels and not_compiled(x.device.type) is None:
         return Eight(*run(body, x, lengths={0: (0, 1)}))
     return Eight(*body(x))
 
@@ -89,16 +90,12 @@ def product(left_SI: Eight, right_IO: Eight, dtype: torch.dtype, *, quick: bool 
     if short:
         left, right = (pad(each.view(torch.uint8), (0, short)).view(each.dtype) for each in (left, right))
     numbers, one = (left.contiguous(), right.contiguous().T), left_SI.scale.new_ones(())
-    by_row = dtype == torch.bfloat16 and _scales_by_row(left.device)
+    by_row = dtype == torch.bfloat16 and device_of(left.device).capability()[0] in SCALED_BY_ROW
     scales = (left_SI.scale.contiguous(), right_IO.scale.contiguous()) if by_row else (one, one)
     made = dtype if by_row else torch.float32
     # Not torch.nn.functional.scaled_mm, which torch 2.11 need not have.
     out = torch._scaled_mm(*numbers, *scales, out_dtype=made, use_fast_accum=quick)  # pyright: ignore[reportPrivateUsage]
     return out if by_row else out.mul_(left_SI.scale).mul_(right_IO.scale).to(dtype)
-
-
-def _scales_by_row(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in SCALED_BY_ROW
 
 
 def float8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, simulated: bool = False) -> Tensor:

@@ -30,5 +30,6 @@ def rows_each(rows: int, device: torch.device) -> int:
 
     A power of two, because Triton compiles a kernel for each of them.
     """
-    many = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    own = None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
+    many = 1 if own is None else own.multi_processor_count
     return 1 << (max(1, -(-rows // (4 * many))) - 1).bit_length()

@@ -14,6 +14,7 @@ from glm_accelerate.kernels.attention_path import facts_of
 from glm_accelerate.kernels.choose import Form, choose_form
 from glm_accelerate.kernels.compiled import run
 from glm_accelerate.kernels.product import product
+from glm_accelerate.runtime.device import device_kind
 
 # Of logits alive at once. On a CPU larger is no faster, smaller loses to launches; GPUs want large products.
 CPU_BYTES, GPU_BYTES = 64 * 2**20, 256 * 2**20
@@ -161,6 +162,6 @@ def _loss_and_slope(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple
 
 def _wide_product(a: Tensor, b: Tensor, native: bool) -> Tensor:
     """a @ b, in float32 where that costs nothing, and in float16, where boosted sums would overflow."""
-    if a.device.type == "cuda" and a.dtype in (torch.bfloat16, torch.float16):
+    if device_kind(a.device.type).wide_products and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float() if a.dtype == torch.float16 else product(a, b, None, native)

@@ -13,6 +13,7 @@ from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.operators import Operators
 from glm_accelerate.memory.rehearsal import Gradient, Held, Value
 from glm_accelerate.memory.weights import SIZE, WIDE, block_trains, frozen_dtype, layers_of, trained_size
+from glm_accelerate.runtime.device import device_kind
 
 Around = Callable[[int, bool], AbstractContextManager[None]]  # a block's number, and whether it learns
 INDEX = 8  # bytes of a token's number, place or position
@@ -131,7 +132,8 @@ def _loss(ops: Operators, hidden: Value) -> Value:
     narrow = 0 if _head_is_ready(ops) else head * item
     during = max(at_loss, by_hidden)
     if trains:
-        part = head * (WIDE if job.device == "cuda" else item)  # of one chunk; more are summed in float32
+        wide = device_kind(job.device).wide_products
+        part = head * (WIDE if wide else item)  # of one chunk; more are summed in float32
         kept, size = part if one else head * WIDE, head * (ops.gradient if ops.copies else trained_size(job))
         added = 0 if part == head * WIDE else head * WIDE  # a float32 copy, once slopes are gone
         during = max(during - kept, after) if one else max(during, part + max(after, added))

@@ -23,10 +23,10 @@ from glm_accelerate.memory.rehearsal import Gradient, Held, SimulatedMemory, Tap
 from glm_accelerate.memory.sharding import Divided, whole_sizes
 from glm_accelerate.memory.waiting import OffloadedBytes
 from glm_accelerate.memory.weights import SIZE, WIDE, parameter_bytes, trained_size
+from glm_accelerate.runtime.device import device_kind
 
 __all__ = ["Estimate", "Item", "Job", "Recompute", "Where", "estimate"]
 
-CONTEXT = 600 * 2**20  # assumed: a CUDA context with its kernels, outside of torch's allocator
 FRAGMENTS = 0.03  # assumed: share of an allocator's memory that is free in pieces too small
 HEAP = 0.01  # ... of a heap's
 SEVERAL = 0.1  # ... of a heap's where a step has several passes: the second finds holes that the first left
@@ -115,10 +115,11 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
     """What was alive at the worst moment, and what no allocator counts."""
     items = [Item(kind, room.most[kind], why) for kind, why in whys(job, room).items() if room.most.get(kind)]
     assert sum(item.bytes for item in items) == room.peak
-    if job.device == "cuda":
+    kind = device_kind(job.device)
+    if kind.context:
         share = int(FRAGMENTS * room.peak)
         items.append(Item("fragmentation", share, f"assumed: {FRAGMENTS:.0%} of what is allocated"))
-        items.append(Item("context", CONTEXT, "assumed: CUDA and its kernels"))
+        items.append(Item("context", kind.context, f"assumed: {kind.stack} and its kernels"))
     elif job.device == "cpu" and job.process:
         part = HEAP + (SEVERAL if job.passes > 1 else 0)
         share = int(part * room.peak + UNSEEN * max(0, room.peak - job.measured_with))

@@ -3,10 +3,10 @@
 from glm_accelerate.memory.job import Item, Job
 from glm_accelerate.memory.optimizer_state import state_bytes, trained
 from glm_accelerate.memory.weights import WIDE, away_bytes, weights_of
+from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.words import amount
 
-# Assumed, as they depend on builds: a Python process with torch and what we import, and what CUDA adds to it.
-PROCESS, CUDA_PROCESS = 450 * 2**20, 1500 * 2**20
+PROCESS = 450 * 2**20  # assumed, as it depends on builds: a Python process with torch and what we import
 WRITER = 300 * 2**20  # assumed: the process that writes checkpoints
 
 
@@ -14,7 +14,7 @@ def host_items(job: Job, moved: int) -> list[Item]:
     """`moved`: activations that wait on the host."""
     weights = WIDE * sum(weight.part(job.shards) for weight in trained(job))
     state = state_bytes(job)
-    process = job.process or PROCESS + (CUDA_PROCESS if job.device == "cuda" else 0)
+    process = job.process or PROCESS + device_kind(job.device).process
     why = "measured here: Python, torch, libraries' workspaces and what the heap cannot use"
     why = why if job.process else "assumed: Python, torch and its libraries"
     items: list[Item] = [Item("process", process, why, "host")]

@@ -4,10 +4,8 @@ When a block is recomputed every operator runs again but those whose results wer
 bytes kept are sums over operators, and the best choices are those with the most time a byte.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -20,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from glm_accelerate.memory.alive import Alive, storages
 from glm_accelerate.memory.chain import FROZEN, BlockCosts, BlockOption, Call
 from glm_accelerate.memory.selective import contexts
+from glm_accelerate.runtime.device import device_of
 
 UNWRITTEN = ("aten.empty", "aten.new_empty")  # memory that a kernel fills unseen: keeping it saves nothing
 
@@ -51,7 +50,7 @@ def measure(block: nn.Module, *inputs: Any, repeats: int = 5) -> BlockCosts:
     Nothing is left behind: no gradient, and random generators are as they were.
     """
     x = inputs[0].detach()
-    with _as_it_was(x.device):
+    with device_of(x.device).fork_random():
         _Pass(block, x, inputs[1:]).forward()  # whatever a first call sets up
         traced = trace(block, *inputs, repeats=repeats)
         toll = _toll(x) * traced.calls
@@ -226,11 +225,11 @@ class _Recorder(TorchDispatchMode):
         if func is torch.ops.aten.detach.default:  # autograd's own, more or fewer as it saves results
             return func(*args, **(kwargs or {}))
         lucky = torch.Tag.nondeterministic_seeded in func.tags
-        before = _generators(self.device) if lucky else []
-        begun = _clock(self.device)
+        before = device_of(self.device).random_states() if lucky else []
+        begun = device_of(self.device).clock()
         out = func(*args, **(kwargs or {}))
-        seconds = _clock(self.device) - begun
-        drawn = lucky and not all(map(torch.equal, before, _generators(self.device)))
+        seconds = device_of(self.device).clock() - begun
+        drawn = lucky and not all(map(torch.equal, before, device_of(self.device).random_states()))
         name = str(func)
         given = {id(storage) for storage in storages((args, kwargs))}
         made = {id(s): s.nbytes() for s in storages(out) if id(s) not in given}
@@ -252,29 +251,10 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int
     return [id(storage) for name in writes for storage in storages(by_name.get(name))]
 
 
-def _generators(device: torch.device) -> list[Tensor]:
-    """The state of torch's random generators."""
-    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
-    return [torch.get_rng_state(), *own]
-
-
-def _as_it_was(device: torch.device) -> AbstractContextManager[None]:
-    """Random numbers drawn inside are not drawn for those outside."""
-    if device.type == "cpu":
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(devices=[device], device_type=device.type)
-
-
-def _clock(device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
-
-
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    begun = _clock(device)
+    begun = device_of(device).clock()
     done = work()  # held: freeing is not part of it
-    seconds = _clock(device) - begun
+    seconds = device_of(device).clock() - begun
     del done
     return seconds
 

@@ -3,16 +3,14 @@ needs to go on, and whoever else holds memory of the device is named at the star
 """
 
 import os
-import shutil
-import subprocess
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from glm_accelerate.runtime.device import ACCELERATORS, device_of
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.host import Holder
 from glm_accelerate.runtime.words import amount
 
 MARGIN = 0.05  # beyond the prediction: more is told
@@ -20,32 +18,11 @@ FULL = 0.85  # of the prediction, held between steps: the next step has to do wi
 SHARES = {"cpu": 0.5}  # of the memory, held by others: less is not told
 SHARE = 0.1  # on other devices
 NAMED = 3  # of the others at most
-MIB = 1 << 20
-PATIENCE = 10.0  # seconds for nvidia-smi to answer
-# In errors that have no type of their own: of torch's CPU allocator, of CUDA beside torch's, of C++.
-SAID = (
-    "can't allocate memory",
-    "not enough memory",
-    "Cannot allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "bad_alloc",
+# In errors that have no type of their own: of torch's CPU allocator, of C++, of devices beside torch's.
+OUT_OF_MEMORY = (
+    *("can't allocate memory", "not enough memory", "Cannot allocate memory", "bad_alloc"),
+    *(words for kind in ACCELERATORS for words in kind.out_of_memory),
 )
-HOLDERS = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
-FREE = "--query-gpu=uuid,memory.free"
-PROCESSES = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Another process that holds memory of the device."""
-
-    pid: int
-    name: str
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.name} (process {self.pid}) {amount(self.bytes)}"
 
 
 @dataclass(slots=True)
@@ -91,7 +68,7 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error says that there was no memory left, on a device or the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def crowded(holders: Sequence[Holder], device: str, whole: int) -> str | None:
@@ -104,61 +81,10 @@ def crowded(holders: Sequence[Holder], device: str, whole: int) -> str | None:
 
 def others_on(device: torch.device) -> list[Holder]:
     """Who else holds memory of the device, the largest first: by its driver, on a CPU by /proc."""
-    if device.type == "cuda":
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        found: Iterable[Holder] = rows_about(_driver_table(HOLDERS), uuid)
-    else:
-        found = resident(PROCESSES)
     ours = os.getpgid(0)
     # A number that no process here has may be our own, as it is called outside of our container.
-    others = (one for one in found if _group(one.pid) not in (ours, None))
+    others = (one for one in device_of(device).holders() if _group(one.pid) not in (ours, None))
     return sorted(others, key=lambda one: -one.bytes)
-
-
-def free_on(device: torch.device) -> int:
-    """Bytes of a GPU that nobody holds, in other containers neither. Its driver is asked first: torch's own
-    question takes half a gigabyte of the GPU.
-    """
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    said = free_by_uuid(_driver_table(FREE), uuid)
-    return torch.cuda.mem_get_info(device)[0] if said is None else said
-
-
-def free_by_uuid(table: str, uuid: str) -> int | None:
-    """Of nvidia-smi's rows `uuid, memory.free [MiB]` what one GPU has; None if it is not there."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.count(",") == 1]
-    return next(
-        (
-            int(free) * MIB
-            for gpu, free in rows
-            if gpu.removeprefix("GPU-") == uuid.removeprefix("GPU-") and free.isdigit()
-        ),
-        None,
-    )
-
-
-def rows_about(table: str, uuid: str) -> list[Holder]:
-    """Of nvidia-smi's rows `gpu_uuid, pid, process_name, used_memory [MiB]` those about one GPU."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.count(",") == 3]
-    return [
-        Holder(int(pid), Path(name).name, int(used) * MIB)
-        for gpu, pid, name, used in rows
-        if gpu.removeprefix("GPU-") == uuid.removeprefix("GPU-") and pid.isdigit() and used.isdigit()
-    ]
-
-
-def resident(processes: Path) -> list[Holder]:
-    """Every process, with what it holds of the host's memory."""
-    found: list[Holder] = []
-    for folder in processes.glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
-            lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
-            said = dict(line.split(":", 1) for line in lines if ":" in line)
-            if "VmRSS" in said:  # a thread of the kernel holds nothing
-                found.append(
-                    Holder(int(folder.name), said["Name"].strip(), int(said["VmRSS"].split()[0]) << 10)
-                )
-    return found
 
 
 def _group(pid: int) -> int | None:
@@ -172,20 +98,3 @@ def _group(pid: int) -> int | None:
 def _together(holders: Sequence[Holder]) -> str:
     more = f" and {len(holders) - NAMED} more" if len(holders) > NAMED else ""
     return ", ".join(map(str, holders[:NAMED])) + more
-
-
-def _driver_table(query: str) -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    try:
-        said = subprocess.run(
-            [tool, query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:  # a driver that hangs is the doctor's to name
-        return ""
-    return said.stdout if said.returncode == 0 else ""

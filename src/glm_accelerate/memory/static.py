@@ -13,28 +13,10 @@ from torch.optim import Optimizer
 
 from glm_accelerate.data.types import Step
 from glm_accelerate.memory.monitor import ran_out
+from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import UserError
 
 CURE = "train.micro_tokens or data.max_tokens lower, or memory.recompute=blocks"
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorCounts:
-    """What an allocator has asked of its device so far. None of it ever falls."""
-
-    segments: int
-    bytes: int
-    calls: int  # for memory, of any kind
-    retries: int  # after everything that was free had been given back
-
-    def since(self, before: "AllocatorCounts") -> "AllocatorCounts":
-        """What came after."""
-        return AllocatorCounts(
-            self.segments - before.segments,
-            self.bytes - before.bytes,
-            self.calls - before.calls,
-            self.retries - before.retries,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +27,6 @@ class Rehearsal:
     positions: int  # of it
     passes: int  # in all
     seconds: float
-    taken: AllocatorCounts | None  # when it was over, on a GPU
 
     @property
     def said(self) -> str:
@@ -65,19 +46,17 @@ def rehearse(
     they were. `forward_backward` adds gradients up and moves no weight.
     """
     began = time.perf_counter()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with device_of(device).fork_random():
         for step in steps:
             _through(step, forward_backward)
             optimizer.zero_grad(set_to_none=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    device_of(device).synchronize()
     widest = max(steps, key=lambda step: step.batches[0].tokens_RT.size)
     return Rehearsal(
         step=widest.number,
         positions=widest.batches[0].tokens_RT.size,
         passes=sum(len(step.batches) for step in steps),
         seconds=time.perf_counter() - began,
-        taken=taken(device),
     )
 
 
@@ -100,19 +79,6 @@ def make_moments(optimizer: Optimizer) -> None:
             weight.grad = None
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-
-
-def taken(device: torch.device) -> AllocatorCounts | None:
-    """Since the process began; None where torch has no allocator that counts."""
-    if device.type != "cuda":
-        return None
-    said = torch.cuda.memory_stats(device)
-    return AllocatorCounts(
-        segments=said["segment.all.allocated"],
-        bytes=said["reserved_bytes.all.allocated"],
-        calls=said["num_device_alloc"],
-        retries=said["num_alloc_retries"],
-    )
 
 
 def _through(step: Step, forward_backward: Callable[[Step], object]) -> None:

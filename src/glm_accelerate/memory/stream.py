@@ -1,6 +1,6 @@
 """Copies between a device and the host, beside the computation: streams wait for them, not the program.
 
-On CUDA: pinned memory and a stream of its own. On a CPU the same calls copy at once, so that the order of
+On a GPU: pinned memory and a stream of its own. On a CPU the same calls copy at once, so that the order of
 copies and the life of every tensor are the same, and tested, where there is no GPU.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from glm_accelerate.runtime.device import pinned_like
+from glm_accelerate.runtime.device import device_kind, pinned_like
 
 
 @dataclass(slots=True)
@@ -19,12 +19,12 @@ class Copy:
 
     source: Tensor | None
     result: Tensor
-    event: torch.cuda.Event | None
+    event: torch.Event | None
 
     def wait(self) -> Tensor:
         """What the current stream does from here on finds the result whole. The program goes on."""
         if self.event is not None:
-            self.event.wait(torch.cuda.current_stream(self.event.device))
+            self.event.wait(torch.get_device_module(self.event.device).current_stream(self.event.device))
         return self.result
 
     def finish(self) -> Tensor:
@@ -40,7 +40,9 @@ class Lane:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = (
+            torch.get_device_module(device).Stream(device) if device_kind(device.type).streams else None
+        )
 
     def on_host(self, pattern: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Memory on the host, shaped like `pattern`; pinned, where copies run beside computation."""
@@ -60,10 +62,11 @@ class Lane:
         """
         if self.stream is None:
             return Copy(source, target.copy_(source), None)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
+        module = torch.get_device_module(self.device)
+        self.stream.wait_stream(module.current_stream(self.device))
+        with module.stream(self.stream):
             target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
+            event = module.Event()
             event.record(self.stream)
         return Copy(source, target, event)
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glm_accelerate.runtime.device import device_of
+
 LARGEST = torch.finfo(torch.float16).max
 LEAST = torch.finfo(torch.float16).smallest_normal / 2**10  # the smallest number that is not zero
 ROOM = 4.0  # as much may magnitudes still grow
@@ -36,7 +38,7 @@ class Extremes:
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Where layers are moved: bfloat16 on a GPU that multiplies it in hardware, else float32."""
-    fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    fast = device.type != "cpu" and device_of(device).bfloat16()
     return torch.bfloat16 if fast else torch.float32
 
 

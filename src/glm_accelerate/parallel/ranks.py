@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore, distributed_c10d
 
 from glm_accelerate.parallel.heartbeat import Doing, beating
+from glm_accelerate.runtime.device import take_local
 from glm_accelerate.runtime.env import Launched, launched, signs_folder
 from glm_accelerate.runtime.errors import UserError
 
@@ -106,12 +107,10 @@ def joined() -> Generator[Ranks, None, None]:
         return
     doing = Doing()
     with beating(signs_folder(), said.rank, doing):
-        cuda = torch.cuda.is_available()
-        if cuda:
-            _take_device(said.local)
+        device = take_local(said.local)
         store = PrefixStore(f"start-{said.restart}", _store(said))
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            device.collectives,
             store=PrefixStore("group", store),
             rank=said.rank,
             world_size=said.count,
@@ -224,12 +223,3 @@ def _store(said: Launched) -> Store:
         return FileStore(said.meeting, -1)
     serves = said.rank == 0 and not said.agent_store
     return TCPStore(said.address, said.port, said.count, is_master=serves, timeout=MEETING)
-
-
-def _take_device(local: int) -> None:
-    if local >= torch.cuda.device_count():
-        raise UserError(
-            f"process {local + 1} of this machine has no GPU: there are {torch.cuda.device_count()}",
-            cure=f"--nproc {torch.cuda.device_count()}",
-        )
-    torch.cuda.set_device(local)

@@ -2,11 +2,11 @@
 
 import difflib
 from dataclasses import dataclass
-from typing import Literal
 
 from glm_accelerate.config.amount import read_amount
-from glm_accelerate.memory.estimate import CONTEXT
 from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.runtime.device import device_kind
+from glm_accelerate.runtime.devices.nvidia import Nvidia
 from glm_accelerate.runtime.errors import UserError
 
 GIB = 1 << 30
@@ -14,11 +14,11 @@ HOST_CORES, HOST_BYTES = 8, 64 * GIB  # beside each device of a machine that is 
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """Facts of one. Products and bandwidth are those of its maker, dense, with float32 sums."""
+class DataSheet:
+    """Facts of a device. Products and bandwidth are those of its maker, dense, with float32 sums."""
 
     name: str
-    kind: Literal["cuda", "npu", "mlu"]  # as torch calls it
+    kind: str  # as torch calls it
     memory: int  # bytes that a program sees
     products: float | None  # floating-point operations a second in bfloat16 (V100: float16); None: unknown
     bandwidth: float | None  # bytes a second of its memory
@@ -28,8 +28,8 @@ class Device:
 
 def _nvidia(
     name: str, gib: float, tera: float, gigabytes: float, *, bf16: bool = True, sure: bool = True
-) -> Device:
-    return Device(name, "cuda", int(gib * GIB), tera * 1e12, gigabytes * 1e9, bf16, sure)
+) -> DataSheet:
+    return DataSheet(name, Nvidia.kind, int(gib * GIB), tera * 1e12, gigabytes * 1e9, bf16, sure)
 
 
 # Memory: what torch's own out-of-memory messages call the total capacity, which is below the name's.
@@ -56,10 +56,10 @@ DEVICES = (
     _nvidia("L4", 22.0, 121, 300, sure=False),
     _nvidia("L20", 44.4, 119.5, 864, sure=False),
     _nvidia("L40S", 44.4, 362, 864),
-    Device("Ascend 910B", "npu", 61 * GIB, 313e12, 1.6e12, sure=False),  # 64 GB; the B3 of four kinds
-    Device("MLU370-X4", "mlu", 23 * GIB, 96e12, 307e9, sure=False),  # 24 GB
-    Device("MLU370-X8", "mlu", 46 * GIB, 96e12, 614e9, sure=False),  # 48 GB
-    Device("MLU590", "mlu", 78 * GIB, 314e12, 2e12, sure=False),  # 80 GB
+    DataSheet("Ascend 910B", "npu", 61 * GIB, 313e12, 1.6e12, sure=False),  # 64 GB; the B3 of four kinds
+    DataSheet("MLU370-X4", "mlu", 23 * GIB, 96e12, 307e9, sure=False),  # 24 GB
+    DataSheet("MLU370-X8", "mlu", 46 * GIB, 96e12, 614e9, sure=False),  # 48 GB
+    DataSheet("MLU590", "mlu", 78 * GIB, 314e12, 2e12, sure=False),  # 80 GB
 )
 ALSO = {"A100": "A100 80GB", "V100": "V100 16GB", "RTX 3060 12GB": "RTX 3060", "MLU370": "MLU370-X8",
         "910B": "Ascend 910B"}  # fmt: skip
@@ -68,11 +68,11 @@ OTHERS = {"Ti", "SUPER"}  # behind a name make it another card
 THIS = "this"
 
 
-def find_device(asked: str) -> Device:
+def find_device(asked: str) -> DataSheet:
     """By name, however it is spaced, or a bare amount of memory; a UserError lists what there is."""
     size = read_amount(asked)
     if size is not None:
-        return Device(f"a device of {asked.strip()}", "cuda", size, None, None)
+        return DataSheet(f"a device of {asked.strip()}", Nvidia.kind, size, None, None)
     names = {_plain(one.name): one for one in DEVICES}
     names |= {_plain(short): names[_plain(name)] for short, name in ALSO.items()}
     wanted = _plain(asked)
@@ -86,7 +86,7 @@ def find_device(asked: str) -> Device:
     )
 
 
-def known(name: str) -> Device | None:
+def known(name: str) -> DataSheet | None:
     """Of a device as its driver names it, by whole words, the most of them: an H200 is no H20."""
     words = set(name.replace("-", " ").split())
     if words & OTHERS:
@@ -95,19 +95,17 @@ def known(name: str) -> Device | None:
     return max(found, key=lambda one: len(one.name), default=None)
 
 
-def as_hardware(device: Device, count: int) -> Hardware:
+def as_hardware(device: DataSheet, count: int) -> Hardware:
     """A machine that has so many of them and nothing else on them. Its host is assumed."""
     return Hardware(
         device=device.kind,
         name=device.name,
         count=count,
         memory_bytes=device.memory,
-        free_bytes=device.memory - CONTEXT,
+        free_bytes=device.memory - device_kind(device.kind).context,
         cores=count * HOST_CORES,
         host_bytes=count * HOST_BYTES,
         bf16=device.bf16,
-        cuda_version=None,
-        driver_version=None,
         assumed=True,
     )
 

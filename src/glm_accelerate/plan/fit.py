@@ -10,7 +10,6 @@ from glm_accelerate.kernels.attention_path import Facts, facts_of
 from glm_accelerate.kernels.choose import Form, choose_form
 from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.kernels.native_rms_norm import LANES
-from glm_accelerate.memory.estimate import CONTEXT
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.adapt.lora import choose_layers
 from glm_accelerate.models.adapt.quantized import kind_of
@@ -19,6 +18,7 @@ from glm_accelerate.models.families import Family
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import Setting
+from glm_accelerate.runtime.device import current_device, device_kind
 
 GRAIN = 1 << 28  # bytes: what is free is never the same twice, and a plan should be
 
@@ -50,7 +50,7 @@ def room_of(config: RunConfig, hardware: Hardware, ranks: int) -> MemoryRoom:
         return MemoryRoom(said, "allowed by memory.limit")
     free = hardware.free_bytes
     if hardware.device != "cpu":
-        free += CONTEXT  # which is there already, and is estimated with the rest
+        free += device_kind(hardware.device).context  # which is there already, and is estimated with the rest
         return MemoryRoom(free // GRAIN * GRAIN, f"free on {hardware.name}")
     shared = f" for each of {ranks} ranks" if ranks > 1 else ""
     return MemoryRoom(free // ranks // GRAIN * GRAIN, f"free on this host{shared}")
@@ -106,13 +106,10 @@ def _adapted(config: RunConfig, family: Family, sizes: Sizes) -> tuple[str, ...]
 def _form(hardware: Hardware, sizes: Sizes, settled: SettledChoices) -> Form:
     """Of operators, as `models.bind` will choose it; for a device that is not here, as if Triton were."""
     dtype = torch.bfloat16 if settled.compute == "fp8" else getattr(torch, settled.compute)
-    if hardware.device == "cuda":
-        here = torch.cuda.is_available() and torch.cuda.get_device_name() == hardware.name
-        facts = (
-            facts_of(torch.device("cuda", torch.cuda.current_device()))
-            if here
-            else Facts("cuda", triton=True)
-        )
+    if device_kind(hardware.device).gpu_kernels:
+        record = current_device()
+        here = record.kind == hardware.device and record.name() == hardware.name
+        facts = facts_of(record.device) if here else Facts(hardware.device, triton=True)
         return choose_form(facts, dtype, compiled=False)[0]
     native = lacking() if dtype == torch.bfloat16 else "they are for bfloat16"
     if sizes.width % LANES or sizes.mlp_width < LANES or sizes.head_width % 2:

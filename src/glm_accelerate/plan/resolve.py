@@ -23,6 +23,7 @@ from glm_accelerate.plan.hardware import Hardware, detect
 from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Reason, RunPlan
 from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
+from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount
 
@@ -263,7 +264,7 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
     if hardware.bf16:
         return "bfloat16", f"this {hardware.kind} multiplies it in hardware"
     alone = config.memory.fuse_update == "on" or "optimizer" in config.memory.offload
-    if hardware.device == "cuda" and not alone:
+    if device_kind(hardware.device).float16 and not alone:
         scale = f"the loss times {config.precision.loss_scale:,g} at first"
         return "float16", f"this GPU has no fast bfloat16; norms and loss float32, {scale}"
     return "float32", f"this {hardware.kind} has no fast bfloat16"

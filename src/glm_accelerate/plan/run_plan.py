@@ -45,9 +45,7 @@ class Memory:
         return self.needed <= self.room
 
     def watched(self, device: str) -> int:
-        """What `runtime.device.memory_in_use` should show at the most: tensors on a device, all of this
-        process on a CPU.
-        """
+        """What `Device.peak` should show at the most: tensors on a device, all of this process on a CPU."""
         where = ("device", "host") if device == "cpu" else ("device",)
         return sum(item.bytes for item in self.items if item.where in where and item.what not in UNSEEN)
 

@@ -29,6 +29,13 @@ def processor_flags() -> set[str]:
     return flags
 
 
+def cpu_name() -> str:
+    """The model, as the system says it."""
+    text = CPUINFO.read_text() if CPUINFO.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else "CPU"
+
+
 def has_bfloat16() -> bool:
     """Whether bfloat16 is multiplied in hardware."""
     return bool(processor_flags() & BFLOAT16)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.env import repeat_products
 
 MASK = (1 << 64) - 1
@@ -30,7 +31,7 @@ def repeat_exactly(device: torch.device) -> Generator[None, None, None]:
     """The same sums in the same order each time. A CPU does so anyway; on a GPU some operators have a faster
     form that does not. With `warn_only` the backward pass of attention would keep its atomic sums.
     """
-    if device.type != "cuda":
+    if device_kind(device.type).repeats:
         yield
         return
     before = torch.get_deterministic_debug_mode()

@@ -38,8 +38,9 @@ from glm_accelerate.plan.unusual import unusual
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_inputs, prove_model, require
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, pick_device
+from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.train.asked import Asked
 from glm_accelerate.train.branch import Branch
@@ -79,7 +80,8 @@ def built(
 ) -> Generator[Built, None, None]:
     """Everything from the files of a config to the first step; held until the run ends."""
     with ExitStack() as held, ExitStack() as reading:
-        held_before = held_already(pick_device())
+        device = take_device(None)
+        held_before = held_already(device)
 
         def take() -> None:
             make_ready(directory)
@@ -93,10 +95,10 @@ def built(
             ranks.decide(lambda: reading.enter_context(lease(source)) and None)
         ranks.doing.phase = "loading the model"
         keep_freed_memory()
-        held.enter_context(repeat_exactly(pick_device()))
-        keep_to_limit(config.memory.limit, pick_device())
-        model, notes = assemble(_recipe(settled), pick_device(), ranks)
-        optimizer = _optimizer(settled, model)
+        held.enter_context(repeat_exactly(device))
+        keep_to_limit(config.memory.limit, device)
+        model, notes = assemble(_recipe(settled), device, ranks)
+        optimizer = _optimizer(settled, model, device)
         progress, saved_by, warnings = _go_on(settled, model, optimizer)
         keep_copies(optimizer, model)
         sparing = recompute_as_needed(model, settled.plan, ranks)
@@ -114,7 +116,7 @@ def built(
         events = _events(settled, observers) if ranks.first else Events([], settled.attempt)
         if sparing is not None:
             events.emit("decision", {"step": progress.position, "said": sparing})
-        crowd = neighbours(pick_device()) if ranks.first else []
+        crowd = neighbours(device) if ranks.first else []
         failed = [f"the proof of {one.name} failed: {one.said}" for one in proofs if not one.ok]
         odd = unusual(config, model.sizes, int(settled.inputs.train.lengths.max()))
         for warning in [*settled.mended, *notes, *warnings, *failed, *odd, *crowd]:
@@ -143,9 +145,9 @@ def _recipe(settled: Settled) -> Recipe:
     return training_recipe(settled.config, settled.plan, files)
 
 
-def _optimizer(settled: Settled, model: Decoder) -> Optimizer:
+def _optimizer(settled: Settled, model: Decoder, device: torch.device) -> Optimizer:
     """Where the plan has it. If that is the host, weights come to the device from there, and narrower."""
-    config, plan, device = settled.config, settled.plan, pick_device()
+    config, plan = settled.config, settled.plan
     native = model.form == "native"
     if "optimizer" not in plan.offload:
         return build_optimizer(model.named_parameters(), config.optim, native=native)

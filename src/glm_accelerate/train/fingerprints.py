@@ -10,6 +10,7 @@ from glm_accelerate.config.schema import OptimSection, RunConfig
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.models.adapt.quantized import kind_of
 from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.runtime.device import current_device
 
 
 def fingerprints(
@@ -62,6 +63,5 @@ def _updates(optim: OptimSection) -> str:
 
 def _device() -> str:
     """What computes: other chips and other vector widths add in another order."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name(torch.cuda.current_device())
-    return f"CPU, {torch.backends.cpu.get_cpu_capability()}"
+    record = current_device()
+    return f"CPU, {torch.backends.cpu.get_cpu_capability()}" if record.kind == "cpu" else record.name()

@@ -15,7 +15,7 @@ from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.schedule import rate
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import memory_in_use, reset_peak
+from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
 from glm_accelerate.train.evaluation import Evaluation
@@ -58,7 +58,7 @@ def loop(run: Run, stop: StopRequest) -> str:
     for step in run.steps:
         began = time.perf_counter()
         ranks.doing.step, ranks.doing.phase = step.number, "training"
-        reset_peak(run.device)
+        device_of(run.device).reset_peak()
         if run.half is not None:
             settle(run.half, run.model, step, progress, run.device, ranks, run.events)
         if step.number == first and run.rehearse is not None:  # which layers are wide is known now
@@ -154,6 +154,6 @@ def _fields(
         "tokens_per_second": step.tokens / seconds,
         "learning_rate": learning_rate,
         "grad_norm": outcome.grad_norm,
-        "memory_bytes": memory_in_use(run.device),
+        "memory_bytes": device_of(run.device).peak(),
         "seconds": seconds,
     }

@@ -28,7 +28,12 @@ from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.plan.probe import FEW, Answer
 from glm_accelerate.prove.start import prove_inputs
-from glm_accelerate.runtime.device import give_back_memory, keep_freed_memory, memory_in_use, reset_peak
+from glm_accelerate.runtime.host import (
+    give_back_memory,
+    keep_freed_memory,
+    peak_resident,
+    reset_peak_resident,
+)
 from glm_accelerate.train.build import Built
 from glm_accelerate.train.step import update
 
@@ -53,7 +58,7 @@ def main() -> None:
     keep_copies(optimizer, model)
     prove_inputs(config, inputs, directory)
     give_back_memory()
-    reset_peak(DEVICE)
+    reset_peak_resident()
     make_moments(optimizer)
     took: defaultdict[tuple[float, float], list[float]] = defaultdict(list)
     for shares in PASSES:
@@ -61,9 +66,7 @@ def main() -> None:
         step = _step(job, *shares)
         update(model, optimizer, step, DEVICE, learning_rate=0.0, limit=config.optim.clip)
         took[shares].append(time.perf_counter() - began)
-    answer = Answer(
-        memory_in_use(DEVICE), min(took[WHOLE]), min(took[HALF]), min(took[FEWER]), took[WHOLE][0]
-    )
+    answer = Answer(peak_resident(), min(took[WHOLE]), min(took[HALF]), min(took[FEWER]), took[WHOLE][0])
     sys.stdout.write(json.dumps(asdict(answer)))
 
 

@@ -21,9 +21,9 @@ from glm_accelerate.checkpoint.staging import as_bytes
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.observe.events import Events, Past
 from glm_accelerate.parallel.ranks import Ranks
-from glm_accelerate.plan.hardware import host_memory
 from glm_accelerate.runtime.env import cores
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.host import host_memory
 from glm_accelerate.runtime.words import amount
 from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.state import Pieces, Progress

@@ -29,7 +29,7 @@ from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import measured_ground
 from glm_accelerate.plan.resolve import Ground, fitting_plan
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import pick_device
+from glm_accelerate.runtime.device import current_device
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
@@ -165,7 +165,7 @@ def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: i
     try:
         then = json.loads(path.read_text(encoding="utf-8"))
         ranks_then, shards, where = then["ranks"], then["shards"], then.get("evaluate_where")
-        compiled = then["compile"] if then["device"] == pick_device().type else None
+        compiled = then["compile"] if then["device"] == current_device().kind else None
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged: the plan is made anew
         ranks_then = shards = where = compiled = None
     passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")

@@ -9,19 +9,13 @@ import torch
 from glm_accelerate.config.amount import read_amount
 from glm_accelerate.data.store import Int32s
 from glm_accelerate.data.types import Step
-from glm_accelerate.memory.estimate import CONTEXT
 from glm_accelerate.memory.host import PROCESS
 from glm_accelerate.memory.job import ASSUMED
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import (
-    cap_memory,
-    give_back_memory,
-    memory_in_use,
-    reset_peak,
-    resident,
-)
+from glm_accelerate.runtime.device import device_of
+from glm_accelerate.runtime.host import give_back_memory, resident
 
 BESIDE = 0.5  # on a CPU all of a process is seen, libraries among it, of which much was assumed
 HEAP = 0.1  # ... or measured: what the heap cannot use differs from run to run
@@ -56,21 +50,21 @@ class Watch:
             raise self.monitor.exhausted(step.number, lengths, in_use, others) from error
 
     def _in_use(self) -> int:
-        return max(0, memory_in_use(self.device) - self.held)
+        return max(0, device_of(self.device).peak() - self.held)
 
 
 def held_already(device: torch.device) -> int:
     """Before a run begins, as in a notebook: what this process holds beyond what every one does."""
     give_back_memory()  # what a run before has freed is no data of somebody else's
-    reset_peak(device)
-    return max(0, memory_in_use(device) - (PROCESS if device.type == "cpu" else 0))
+    device_of(device).reset_peak()
+    return max(0, device_of(device).peak() - (PROCESS if device.type == "cpu" else 0))
 
 
 def keep_to_limit(limit: str, device: torch.device) -> None:
-    """`memory.limit` counts what CUDA takes of itself; the rest is for tensors."""
-    most = read_amount(limit)
+    """`memory.limit` counts what a driver takes of itself; the rest is for tensors."""
+    most, record = read_amount(limit), device_of(device)
     if most is not None:  # not "auto"
-        cap_memory(device, most - CONTEXT)
+        record.cap_memory(most - record.context)
 
 
 def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) -> Watch:

@@ -18,7 +18,7 @@ from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutco
 from glm_accelerate.checkpoint.format import Piece, read_manifest, verify
 from glm_accelerate.checkpoint.meeting import Patience
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.checkpoint.staging import Pieces, lock
+from glm_accelerate.checkpoint.staging import Pieces
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the writer in /proc")
 
@@ -434,21 +434,3 @@ def alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_memory_that_the_system_does_not_lock_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """WSL2, containers with a low limit: CUDA's own answer stands for it."""
-
-    class Refusing:
-        @staticmethod
-        def cudaHostRegister(place: int, size: int, flags: int) -> int:
-            return 801
-
-        @staticmethod
-        def cudaGetErrorString(error: int) -> str:
-            return {801: "operation not supported"}[error]
-
-    monkeypatch.setattr(torch.cuda, "cudart", Refusing)
-    assert lock(torch.zeros(8), torch.device("cpu")) == "operation not supported"
-    monkeypatch.setattr(Refusing, "cudaHostRegister", lambda *_: 0)
-    assert lock(torch.zeros(8), torch.device("cpu")) is None

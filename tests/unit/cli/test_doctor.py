@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from glm_accelerate.cli import doctor
-from glm_accelerate.cli.doctor import Finding, code, driver, examine, extra, held_by, memory
+from glm_accelerate.cli.doctor import Finding, code, driver, examine, extra, memory
 from glm_accelerate.cli.main import main
 from glm_accelerate.plan.hardware import Hardware
 
@@ -20,13 +20,13 @@ CPU = Hardware("cpu", "Test CPU", 1, 8 << 30, 6 << 30, 4, 8 << 30, True, None, N
     [
         (GPU, "good", "driver 535.104.05, torch built for CUDA 12.6"),
         (CPU, "good", "no NVIDIA driver"),
-        (replace(GPU, driver_version="525.59"), "bad", "too old for CUDA 12.6"),
-        (replace(GPU, driver_version="525.60"), "good", ""),
-        (replace(GPU, cuda_version="13.0"), "bad", "too old for CUDA 13.0"),
-        (replace(GPU, driver_version=None), "good", "driver unknown"),
-        (replace(CPU, driver_version="580.1"), "bad", "torch is a CPU build"),
-        (replace(CPU, cuda_version="12.6"), "note", "no driver is loaded"),
-        (replace(CPU, cuda_version="12.6", driver_version="580.1"), "bad", "torch sees no GPU"),
+        (replace(GPU, driver="525.59"), "bad", "too old for CUDA 12.6"),
+        (replace(GPU, driver="525.60"), "good", ""),
+        (replace(GPU, toolkit="13.0"), "bad", "too old for CUDA 13.0"),
+        (replace(GPU, driver=None), "good", "driver unknown"),
+        (replace(CPU, driver="580.1"), "bad", "torch is a CPU build"),
+        (replace(CPU, toolkit="12.6"), "note", "no driver is loaded"),
+        (replace(CPU, toolkit="12.6", driver="580.1"), "bad", "torch sees no GPU"),
     ],
 )
 def test_the_driver_is_held_against_the_build(machine: Hardware, state: str, words: str) -> None:
@@ -38,7 +38,7 @@ def test_the_driver_is_held_against_the_build(machine: Hardware, state: str, wor
 
 def test_hidden_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    finding = driver(replace(CPU, cuda_version="12.6", driver_version="580.1"))
+    finding = driver(replace(CPU, toolkit="12.6", driver="580.1"))
     assert finding.cure == "CUDA_VISIBLE_DEVICES is ``"
 
 
@@ -48,14 +48,6 @@ def test_who_holds_the_memory() -> None:
     assert finding.state == "note"
     assert finding.found == "3.0 of 24.0 GiB free; held by python (process 7, 20000 MiB)"
     assert memory(replace(CPU, free_bytes=1), []).state == "good"
-
-
-def test_the_table_of_nvidia_smi() -> None:
-    assert held_by("123, /usr/bin/python, 4096\n77, [N/A], 12\n") == [
-        "/usr/bin/python (process 123, 4096 MiB)",
-        "[N/A] (process 77, 12 MiB)",
-    ]
-    assert held_by("") == []
 
 
 def test_every_finding_that_is_not_good_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +82,9 @@ def test_a_gpu_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(doctor, "PATIENCE", 0.2)
     assert doctor._holders() == ["unknown: nvidia-smi does not answer"]
+    tool.write_text("#!/bin/sh\necho 'GPU-1, 123, /usr/bin/python, 4096\nGPU-1, 77, [N/A], 12'\n")
+    monkeypatch.setattr(doctor, "PATIENCE", 30.0)
+    assert doctor._holders() == ["/usr/bin/python (process 123, 4096 MiB)", "[N/A] (process 77, 12 MiB)"]
 
 
 ARCHES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]  # of torch 2.13 for CUDA 13.0

@@ -8,17 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from glm_accelerate.memory import monitor
-from glm_accelerate.memory.monitor import (
-    Holder,
-    Monitor,
-    crowded,
-    free_on,
-    others_on,
-    ran_out,
-    resident,
-    rows_about,
-)
+from glm_accelerate.memory.monitor import Monitor, crowded, others_on, ran_out
+from glm_accelerate.runtime.devices import nvidia
+from glm_accelerate.runtime.host import Holder
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -66,24 +58,6 @@ def test_a_crowded_device_is_told() -> None:
     assert crowded([], "cuda", 24 * GIB) is None
 
 
-def test_rows_of_nvidia_smi_about_one_gpu() -> None:
-    table = "GPU-a1, 12, /usr/bin/python3, 2048\nGPU-b2, 13, x, 1\nGPU-a1, 14, [N/A], [N/A]\nno devices\n"
-    assert rows_about(table, "a1") == [Holder(12, "python3", 2 * GIB)]
-    assert rows_about("", "a1") == []
-
-
-def test_processes_of_a_host(tmp_path: Path) -> None:
-    for pid, text in {
-        "5": "Name:\t训练\nVmRSS:\t  2048 kB\n",
-        "6": "Name:\tkthreadd\n",
-        "self": "Name: x",
-    }.items():
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "status").write_text(text, encoding="utf-8")
-    (tmp_path / "7").mkdir()  # it has ended
-    assert resident(tmp_path) == [Holder(5, "训练", 2 * MIB)]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_of_somebody_else_is_found_here_and_ours_are_not(
     spawn: Callable[..., subprocess.Popen[str]],
@@ -115,33 +89,11 @@ def test_a_process_of_somebody_else_is_found_here_and_ours_are_not(
 def test_a_process_that_only_the_driver_knows_may_be_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container nvidia-smi may list processes by the numbers that they have outside of it."""
     outside = 1 + int(Path("/proc/sys/kernel/pid_max").read_text())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
-    monkeypatch.setattr(monitor, "_driver_table", lambda _: f"GPU-a1, {outside}, python3, 2048\n")
-    assert others_on(torch.device("cuda:0")) == []
-    monkeypatch.setattr(monitor, "_driver_table", lambda _: "GPU-a1, 1, init, 2048\n")
-    assert others_on(torch.device("cuda:0")) == [Holder(1, "init", 2 * GIB)]
-
-
-def test_what_is_free_on_a_gpu_is_asked_of_its_driver_then_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 80 * GIB))
-    monkeypatch.setattr(monitor, "_driver_table", lambda _: "GPU-b2, 9\nGPU-a1, 2048\n")
-    assert free_on(torch.device("cuda:0")) == 2 * GIB
-    for said in ("", "GPU-a1, [N/A]\n", "no devices were found\n"):
-        monkeypatch.setattr(monitor, "_driver_table", lambda _, said=said: said)
-        assert free_on(torch.device("cuda:0")) == 5 * GIB
-
-
-def test_without_a_driver_nobody_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert monitor._driver_table(monitor.HOLDERS) == ""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\n/bin/sleep 60\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(monitor, "PATIENCE", 0.2)
-    assert monitor._driver_table(monitor.HOLDERS) == ""
-    tool.write_text("#!/bin/sh\necho 'GPU-1, 2, p, 3'\n")
-    assert monitor._driver_table(monitor.HOLDERS) == "GPU-1, 2, p, 3\n"
+    for pid, found in ((outside, []), (1, [Holder(1, "init", 2 * GIB)])):
+        rows = [["GPU-a1", str(pid), "init", "2048"]]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
+        monkeypatch.setattr(nvidia, "driver_table", lambda *_, rows=rows: rows)
+        assert others_on(torch.device("cuda:0")) == found
 
 
 def test_holes_between_kernels_are_given_back_before_a_larger_pass_alone() -> None:

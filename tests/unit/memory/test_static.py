@@ -13,7 +13,7 @@ from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.largest import find_largest, largest_steps
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.types import Batch, FilePlace, Sample, Step
-from glm_accelerate.memory.static import AllocatorCounts, Rehearsal, make_moments, rehearse, taken
+from glm_accelerate.memory.static import Rehearsal, make_moments, rehearse
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
@@ -148,12 +148,5 @@ def test_what_is_said(make_model: Callable[..., Path]) -> None:
     assert done.passes == sum(len(step.batches) for step in steps)
     assert f"{done.positions:,} positions" in done.said
     assert f"of step {done.step:,};" in done.said
-    assert done.taken is None
     said = "the largest pass fits: 4,096 positions, of step 1,200; 4 passes rehearsed in 2.5 s"
-    assert Rehearsal(1200, 4096, 4, 2.54, None).said == said
-
-
-def test_what_an_allocator_took_is_counted_from_a_moment_on() -> None:
-    before, after = AllocatorCounts(5, 100, 7, 0), AllocatorCounts(6, 164, 9, 1)
-    assert after.since(before) == AllocatorCounts(1, 64, 2, 1)
-    assert taken(CPU) is None
+    assert Rehearsal(1200, 4096, 4, 2.54).said == said

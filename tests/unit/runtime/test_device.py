@@ -1,6 +1,4 @@
 import argparse
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -12,17 +10,17 @@ from glm_accelerate.cli.evaluate import _device
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime import device
 from glm_accelerate.runtime.device import (
-    memory_in_use,
-    pick_device,
+    current_device,
+    device_kind,
+    device_lost,
+    device_of,
     pinned_like,
-    reset_peak,
     resolved,
     send,
     take_device,
+    take_local,
 )
 from glm_accelerate.runtime.errors import UserError
-
-MIB = 1 << 20
 
 
 def evaluator(device: str) -> object:
@@ -30,9 +28,47 @@ def evaluator(device: str) -> object:
 
 
 def test_the_device_works() -> None:
-    device = pick_device()
+    device = take_device(None)
     assert torch.ones(2, device=device).sum().item() == 2
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_record_is_of_its_kind() -> None:
+    for name, called, collectives in (("cpu", "", "gloo"), ("cuda", "GPU", "cpu:gloo,cuda:nccl")):
+        record = device_of(f"{name}:0")
+        assert (record.kind, record.called, record.collectives) == (name, called, collectives)
+        assert record.device == torch.device(name, 0)
+        assert record == device_of(torch.device(name, 0))
+    assert device_kind("npu").kind == "cpu"  # one without a record is taken for a CPU
+
+
+def test_what_a_run_takes_for_granted_of_a_gpu_it_does_not_of_a_cpu() -> None:
+    """Facts that plans for a machine elsewhere are made from."""
+    cpu, gpu = device_kind("cpu"), device_kind("cuda")
+    for fact in ("context", "process", "float16", "wide_products", "gpu_kernels", "streams"):
+        assert getattr(gpu, fact), fact
+        assert not getattr(cpu, fact), fact
+    assert cpu.repeats
+    assert not gpu.repeats
+
+
+def test_a_device_that_is_lost() -> None:
+    assert device_lost("RuntimeError: CUDA error: device-side assert triggered")
+    assert not device_lost("out of memory")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pretends that there are GPUs")
+def test_the_process_of_a_number_takes_the_device_of_that_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert take_local(5) == current_device() == device_of("cpu")
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert take_local(1) == device_of("cuda:1")
+    assert taken == [torch.device("cuda:1")]
+    with pytest.raises(UserError) as caught:
+        take_local(2)
+    assert str(caught.value) == "process 3 of this machine has no GPU: there are 2 (--nproc 2)"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="names a GPU that is not there")
@@ -66,35 +102,3 @@ def test_what_a_gpu_reads_is_pinned_where_that_can_be(monkeypatch: pytest.Monkey
     with pytest.raises((RuntimeError, AssertionError)):  # there is no such device
         send(sent, torch.device("cuda:0"))
     assert [each is sent for each in asked] == [True]
-
-
-def test_peak_on_a_cpu_is_seen_after_the_memory_is_gone() -> None:
-    device = torch.device("cpu")
-    anew = reset_peak(device)
-    before = memory_in_use(device)
-    block = torch.ones(256 * MIB, dtype=torch.uint8)
-    del block
-    grown = memory_in_use(device) - before
-    assert grown <= 300 * MIB
-    if anew:
-        assert grown >= 200 * MIB
-        reset_peak(device)
-        assert memory_in_use(device) - before < 100 * MIB
-
-
-def test_memory_that_was_given_back_is_there_again() -> None:
-    """In a process of its own: how many pages the system has to clear when tensors come and go."""
-    code = """
-import resource, torch
-from glm_accelerate.runtime.device import keep_freed_memory
-keep_freed_memory()
-def step():
-    return len([torch.ones(1_500_000) for _ in range(10)])
-step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 15_000  # as shipped twice as many

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from glm_accelerate.memory.estimate import CONTEXT
 from glm_accelerate.memory.host import PROCESS
-from glm_accelerate.runtime.device import keep_freed_memory
+from glm_accelerate.runtime.device import device_of
+from glm_accelerate.runtime.host import keep_freed_memory
 from glm_accelerate.train.watch import held_already, keep_to_limit
 
 CPU = torch.device("cpu")
@@ -38,4 +38,4 @@ def test_the_limit_of_the_config_binds_what_takes_memory(monkeypatch: pytest.Mon
     assert capped == []
     keep_to_limit("20GiB", card)
     keep_to_limit("200GiB", card)
-    assert capped == [(((20 << 30) - CONTEXT) / (80 << 30), card), (1.0, card)]
+    assert capped == [(((20 << 30) - device_of(card).context) / (80 << 30), card), (1.0, card)]

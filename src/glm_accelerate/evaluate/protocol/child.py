@@ -17,10 +17,11 @@ import torch
 
 from glm_accelerate.evaluate.protocol.ledger import waiting, withdraw
 from glm_accelerate.evaluate.protocol.messages import FOLDER, Request, parse_stem
-from glm_accelerate.memory.monitor import NAMED, Holder, free_on, others_on
-from glm_accelerate.plan.hardware import host_memory
+from glm_accelerate.memory.monitor import NAMED, others_on
+from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.folders import make_folder, open_private
+from glm_accelerate.runtime.host import Holder, host_memory
 from glm_accelerate.runtime.words import amount
 
 LOG = "evaluator.log"
@@ -47,9 +48,9 @@ def why_not(
     if host_bytes > free:
         return f"it needs {amount(host_bytes)} of host memory, {amount(free)} are free"
     spare = torch.device(device)
-    if not device_bytes or spare.type != "cuda":
+    if not device_bytes or spare.type == "cpu":
         return None
-    return taken(device, device_bytes, free_on(spare), others_on(spare))
+    return taken(device, device_bytes, device_of(spare).unclaimed(), others_on(spare))
 
 
 def taken(device: str, needed: int, free: int, others: Sequence[Holder]) -> str | None:

@@ -37,6 +37,7 @@ from glm_accelerate.evaluate.protocol.messages import (
 )
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, arrived, peer_ended
+from glm_accelerate.runtime.device import current_device, device_lost
 from glm_accelerate.runtime.errors import UserError
 
 POLL = 0.5  # seconds between two looks for something to do
@@ -77,7 +78,7 @@ def follow(run: Path, examiner: Examiner, how: Following = AS_IT_COMES, ranks: R
             if ranks.first or broken:
                 _publish(run, findings, how.poll)
             how.tell(f"done {request.stem}")
-            if broken or "CUDA error" in (findings.result.reason or ""):  # such a device answers no more
+            if broken or device_lost(findings.result.reason or ""):
                 raise Lost(findings.result.reason)
 
 
@@ -90,8 +91,7 @@ def answer(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALONE
             if not ran_out(error) or ranks.count > 1 or not examiner.smaller():
                 raise
         gc.collect()  # what the error held is free now
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        current_device().empty_cache()
         return _answer(run, request, examiner)
     except Exception as error:
         if isinstance(error, RuntimeError) and peer_ended(error):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glm_accelerate.evaluate.protocol.child import Beside, taken, why_not
-from glm_accelerate.memory.monitor import rows_about
+from glm_accelerate.runtime.devices.nvidia import rows_about
 from glm_accelerate.runtime.errors import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores and memory as Linux tells them")
@@ -30,7 +30,9 @@ GIB = 1 << 30
 
 
 def test_a_spare_device_that_others_have_filled() -> None:
-    others = rows_about(TABLE, "5f1b4b7e-0d3c-4f4a-9a39-2d6b9c1d7a10")
+    others = rows_about(
+        [line.split(", ") for line in TABLE.splitlines()], "5f1b4b7e-0d3c-4f4a-9a39-2d6b9c1d7a10"
+    )
     assert taken("cuda:3", 19 * GIB, 39 * GIB // 2, others) is None
     assert taken("cuda:3", 20 * GIB, 39 * GIB // 2, others) == (
         "it needs 20 GiB of cuda:3, 19.5 GiB are free, as others hold "

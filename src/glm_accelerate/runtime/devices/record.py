@@ -1,0 +1,154 @@
+"""What a run asks of whatever computes, as one record: facts of a kind of device, and calls about one device.
+
+`Device` asks torch's own module of the kind (torch.cuda, torch.npu, ...): they are alike. A kind is a class
+with what is different about it: `Cpu` here, each other one in a file beside this one.
+"""
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from glm_accelerate.runtime.host import Holder, host_holders, host_memory, peak_resident, reset_peak_resident
+from glm_accelerate.runtime.processor import cpu_name, has_bfloat16
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. Facts of its kind hold also where there is none: plans are made for machines elsewhere."""
+
+    device: torch.device
+
+    kind: ClassVar[str]  # torch's name of it
+    called: ClassVar[str] = ""  # people's, where it is not torch's in capitals
+    stack: ClassVar[str] = ""  # of software; an error of its name means that the device computes no more
+    collectives: ClassVar[str] = "gloo"  # what ranks talk through
+    context: ClassVar[int] = 0  # bytes, assumed: of its driver and kernels, outside of torch's allocator
+    process: ClassVar[int] = 0  # bytes, assumed: of its libraries in a process on the host
+    float16: ClassVar[bool] = False  # multiplied in hardware, also where bfloat16 is not
+    wide_products: ClassVar[bool] = False  # of bfloat16 and float16, as float32, at no cost
+    gpu_kernels: ClassVar[bool] = False  # Triton's and flash attention are written for it
+    streams: ClassVar[bool] = True  # copies from pinned memory run beside computation
+    repeats: ClassVar[bool] = False  # sums in the same order each time, without being told to
+    out_of_memory: ClassVar[tuple[str, ...]] = ()  # in errors that have no type of their own
+    profiled: ClassVar[tuple[ProfilerActivity, ...]] = (ProfilerActivity.CPU,)
+
+    @classmethod
+    def module(cls) -> Any:
+        """torch's: with streams, events and all that is not named here."""
+        return torch.get_device_module(cls.kind)
+
+    def take(self) -> None:
+        """Kernels and streams go to the current device, whatever device their tensors are on."""
+        if str(self.device) != self.kind and self.module().is_available():
+            self.module().set_device(self.device)
+
+    def synchronize(self) -> None:
+        """Wait until it has done everything that it was told to do."""
+        self.module().synchronize(self.device)
+
+    def clock(self) -> float:
+        """Seconds, when it has."""
+        self.synchronize()
+        return time.perf_counter()
+
+    def name(self) -> str:
+        return self.module().get_device_name(self.device)
+
+    def capability(self) -> tuple[int, int]:
+        """Of a GPU: (8, 0) is an A100, (9, 0) an H100 or H200."""
+        return self.module().get_device_capability(self.device)
+
+    def flash_attention(self) -> bool:
+        """Whether torch was built with it."""
+        return False
+
+    def bfloat16(self) -> bool:
+        """Whether it is multiplied in hardware."""
+        return self.module().is_bf16_supported()
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all."""
+        return self.module().mem_get_info(self.device)
+
+    def unclaimed(self) -> int:
+        """Bytes that nobody holds, in other containers neither."""
+        return self.memory()[0]
+
+    def holders(self) -> list[Holder]:
+        """Processes that hold memory of it, as far as its driver names them."""
+        return []
+
+    def cap_memory(self, most: int) -> None:
+        """Tensors of this process take no more than so many bytes: the rest is for others."""
+        _, whole = self.memory()
+        self.module().set_per_process_memory_fraction(min(1.0, max(0, most) / whole), self.device)
+
+    def empty_cache(self) -> None:
+        """Give back what torch's allocator keeps and nobody uses."""
+        self.module().empty_cache()
+
+    def peak(self) -> int:
+        """The most bytes in use since `reset_peak`: tensors, on a CPU the whole process."""
+        return self.module().max_memory_allocated(self.device)
+
+    def reset_peak(self) -> bool:
+        """Start measuring anew. False where that cannot be: the peak then counts from the process's start."""
+        self.module().reset_peak_memory_stats(self.device)
+        return True
+
+    def lock(self, memory: Tensor) -> str | None:
+        """Keep its pages in place, so that the device copies into them by itself. Why that fails, or None."""
+        return f"{self.kind} has no call for it"
+
+    def unlock(self, memory: Tensor) -> None:
+        """What `lock` has kept in place."""
+
+    def fork_random(self) -> AbstractContextManager[None]:
+        """Random numbers drawn inside are not drawn for those outside."""
+        return torch.random.fork_rng([self.device] if self.streams else [], device_type=self.kind)
+
+    def random_states(self) -> list[Tensor]:
+        """Of all generators that are drawn from."""
+        own = [self.module().get_rng_state(self.device)] if self.streams else []
+        return [torch.get_rng_state(), *own]
+
+
+class Cpu(Device):
+    """A CPU, and whatever has no record of its own."""
+
+    kind: ClassVar[str] = "cpu"
+    streams: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True
+
+    def name(self) -> str:
+        return cpu_name()
+
+    def capability(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def bfloat16(self) -> bool:
+        return has_bfloat16()
+
+    def memory(self) -> tuple[int, int]:
+        total, free = host_memory()
+        return free, total
+
+    def holders(self) -> list[Holder]:
+        return host_holders()
+
+    def cap_memory(self, most: int) -> None:
+        """The host's is not divided."""
+
+    def empty_cache(self) -> None:
+        """The heap is `runtime.host`'s."""
+
+    def peak(self) -> int:
+        return peak_resident()
+
+    def reset_peak(self) -> bool:
+        return reset_peak_resident()

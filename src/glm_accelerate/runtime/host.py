@@ -1,0 +1,130 @@
+"""Memory of the host: how much there is, what this process holds of it, and what the others hold."""
+
+import ctypes
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm_accelerate.runtime.env import control_groups
+from glm_accelerate.runtime.words import amount
+
+MEMINFO, PROCESSES = Path("/proc/meminfo"), Path("/proc")
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# What a control group calls its limit, what is used of it, and what of that is given up when others want it:
+# of the second kind of control groups, then of the first.
+GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # of glibc's mallopt
+LARGE = 32 * 2**20  # bytes: glibc's own limit of what it may keep, where its program does not choose
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a device."""
+
+    pid: int
+    name: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (process {self.pid}) {amount(self.bytes)}"
+
+
+def host_memory(meminfo: Path = MEMINFO, groups: Iterable[Path] | None = None) -> tuple[int, int]:
+    """Bytes that this process may use, and how many of them are free, within every container around it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    if meminfo.is_file():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+        free = int(found[1]) * 1024 if found else total
+    for group in control_groups("memory") if groups is None else groups:
+        for limit, used, idle in GROUP_FILES:
+            most = _number(group / limit)
+            if most is not None:
+                total = min(total, most)
+                left = most - (_number(group / used) or 0) + _idle(group / "memory.stat", idle)
+                free = min(free, max(0, left))
+    return total, min(free, total)
+
+
+def keep_freed_memory() -> None:
+    """Memory that a step frees is there for the next one. As shipped glibc returns it to the system, which
+    clears thousands of pages a step anew: a tenth of a small model's time. The peak is the same.
+    """
+    if (libc := _glibc()) is not None:
+        libc.mallopt(MMAP_THRESHOLD, LARGE)
+        libc.mallopt(TRIM_THRESHOLD, -1)
+        libc.mallopt(ARENA_MAX, 1)  # what one thread frees (gloo's, the saver's) is there for all
+
+
+def give_back_memory() -> None:
+    """What was freed up to here goes back to the system: no step needs what loading and factoring took."""
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now, freed ones that its heap keeps among them; 0: unknown."""
+    return _status("VmRSS") or 0
+
+
+def peak_resident() -> int:
+    """The most that were in memory since `reset_peak_resident`."""
+    if (peak := _status("VmHWM")) is not None:
+        return peak
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+def reset_peak_resident() -> bool:
+    """Start measuring anew. False where the system cannot: the peak then counts from the process's start."""
+    if not RESET.exists():
+        return False
+    try:
+        RESET.write_text("5")  # Linux: sets the high-water mark to what is resident now
+    except OSError:  # some containers forbid it; the caller learns it from the result
+        return False
+    return True
+
+
+def host_holders(processes: Path = PROCESSES) -> list[Holder]:
+    """Every process, with what it holds of the host's memory."""
+    found: list[Holder] = []
+    for folder in processes.glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+            fields = dict(line.split(":", 1) for line in lines if ":" in line)
+            if "VmRSS" in fields:  # a thread of the kernel holds nothing
+                size = int(fields["VmRSS"].split()[0]) << 10
+                found.append(Holder(int(folder.name), fields["Name"].strip(), size))
+    return found
+
+
+def _glibc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if getattr(libc, "gnu_get_libc_version", None) is not None else None
+
+
+def _status(field: str) -> int | None:
+    """Bytes that the system reports of this process, if it does."""
+    lines = STATUS.read_text().splitlines() if STATUS.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def _number(file: Path) -> int | None:
+    """The one that a file holds; "max" is none."""
+    text = file.read_text().strip() if file.is_file() else ""
+    return int(text) if text.isdigit() else None
+
+
+def _idle(file: Path, name: str) -> int:
+    """Bytes of files that a group has read and that its memory keeps only as long as there is room."""
+    found = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
+    return int(found[1]) if found else 0
