@@ -15,6 +15,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ["lora-4096", "lora-6000", "lora-1024", "qlora", "full", "lora-all", "fp8"]
+SAME = ("tokens", "targets", "trained")  # on both sides
 Findings = list[dict[str, Any]]
 
 
@@ -56,15 +57,20 @@ def hidden(tmp_path: Path) -> Path:
     return made
 
 
-def test_what_is_checked_needs_none_of_our_dependencies(tmp_path: Path, hidden: Path) -> None:
-    done, findings = gpu_script(tmp_path / "out", hidden, "machine", "parity", "operators")
+def test_checks_and_training_need_none_of_our_dependencies(tmp_path: Path, hidden: Path) -> None:
+    words = ["machine", "parity", "operators", "lora-1024 ours", "lora-1024 stock"]
+    done, findings = gpu_script(tmp_path / "out", hidden, *words)
     assert done.returncode == 0, done.stdout + done.stderr
+    (mine, _), (theirs,) = figures(findings, "lora-1024 ours"), figures(findings, "lora-1024 stock")
+    assert [mine[key] for key in SAME] == [theirs[key] for key in SAME]
     assert len(figures(findings, "parity ")) == 4
     assert len(figures(findings, "operator ")) == 11
     assert figures(findings, "same gradients twice")[0]["of"] > 10
-    assert all(finding["ok"] for finding in findings if finding["part"] != "machine")
+    measured = ("machine", "lora-1024 stock")  # where there is nothing to pass
+    assert all(finding["ok"] for finding in findings if finding["part"] not in measured)
 
 
+@pytest.mark.prove
 def test_our_training_needs_none_of_our_dependencies(tmp_path: Path, hidden: Path) -> None:
     done, findings = gpu_script(tmp_path / "out", hidden, *(f"{case} ours" for case in TRAINING))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -82,13 +88,13 @@ def test_our_training_needs_none_of_our_dependencies(tmp_path: Path, hidden: Pat
     assert "| lora-4096 ours, recompute off |" in page.read_text()
 
 
+@pytest.mark.prove
 def test_the_stock_way_learns_the_same_samples(tmp_path: Path, hidden: Path) -> None:
     words = ["lora-6000 ours", "lora-6000 stock", "full stock", "qlora stock"]
     done, findings = gpu_script(tmp_path / "out", hidden, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     mine, theirs = figures(findings, "lora-6000 ours"), figures(findings, "lora-6000 stock")
-    for key in ("tokens", "targets", "trained"):
-        assert mine[0][key] == theirs[0][key]
+    assert [mine[0][key] for key in SAME] == [theirs[0][key] for key in SAME]
     assert figures(findings, "full stock")[0]["tokens_per_second"] > 0
     (quantized,) = figures(findings, "qlora stock")
     if find_spec("bitsandbytes"):
@@ -97,6 +103,7 @@ def test_the_stock_way_learns_the_same_samples(tmp_path: Path, hidden: Path) -> 
         assert quantized == {"left out": "there is no bitsandbytes"}
 
 
+@pytest.mark.prove
 def test_answers_are_the_stock_ways_and_both_are_timed(tmp_path: Path, hidden: Path) -> None:
     done, findings = gpu_script(tmp_path / "out", hidden, "generation")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,6 +120,7 @@ def test_answers_are_the_stock_ways_and_both_are_timed(tmp_path: Path, hidden: P
             assert each["theirs / ours"][part] == pytest.approx(ratio)
 
 
+@pytest.mark.prove
 def test_memory_is_foretold_and_counted(tmp_path: Path) -> None:
     done, findings = gpu_script(tmp_path / "out", tmp_path, "fits")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -139,6 +147,7 @@ def test_a_part_that_fails_is_written_down_and_the_others_still_run(tmp_path: Pa
     assert len(figures(findings, "parity ")) == 4
 
 
+@pytest.mark.prove
 def test_a_part_that_takes_too_long_is_killed_and_named(tmp_path: Path) -> None:
     done, findings = gpu_script(tmp_path / "out", tmp_path, "--seconds", "1.1", "parity")
     assert done.returncode == 1

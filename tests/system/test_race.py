@@ -61,7 +61,7 @@ def job_of(work: Path, method: Method) -> Job:
 
 
 @pytest.mark.filterwarnings("ignore")  # what transformers and peft say about themselves is not ours to mend
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.prove)])
 def test_both_sides_train_the_same_samples_and_are_judged_alike(course: Path, method: Method) -> None:
     work = course
     job = job_of(work, method)
