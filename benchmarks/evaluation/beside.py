@@ -34,7 +34,7 @@ from glm_accelerate.observe.events import Event, read_events
 Said = dict[str, Any]
 
 EVALUATIONS = 4
-CHILD = b"glm_accelerate.evaluate.process"  # in the command line of an evaluator
+CHILD = b"glm_accelerate.evaluate.measuring.serve"  # in the command line of an evaluator
 DISTURB = 2.0  # seconds between two kills
 
 ABOUT = """\

@@ -21,7 +21,7 @@ from glm_accelerate.assemble.model import open_model
 from glm_accelerate.config.schema import DataSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.evaluate.measuring import answers as asking
-from glm_accelerate.evaluate.measuring.by_hand import Wanted, of_model
+from glm_accelerate.evaluate.measuring.by_hand import EvaluationOptions, evaluate_model
 from glm_accelerate.evaluate.measuring.losses import split
 
 MAX_TOKENS = 2048  # of a sample: no question of the set is cut
@@ -58,10 +58,10 @@ def main(job_file: Path, result_file: Path) -> None:
     torch.set_num_threads(job.threads)
     opened = open_model(Path(job.model), device=job.device, dtype=getattr(torch, job.dtype), merged=True)
     inputs = inputs_of(job, opened.template)
-    wanted = Wanted(metrics=("bleu", "rouge"), samples="all", max_new_tokens=job.max_new_tokens)
+    wanted = EvaluationOptions(metrics=("bleu", "rouge"), samples="all", max_new_tokens=job.max_new_tokens)
     clock = asking.generate = Clock(asking.generate)
     began = time.perf_counter()
-    findings = of_model(opened.model, inputs, wanted, MAX_TOKENS, lambda what, done, total: None)
+    findings = evaluate_model(opened.model, inputs, wanted, MAX_TOKENS, lambda what, done, total: None)
     ended = time.perf_counter()
     assert clock.seconds > 0
     cases = [split(inputs.train[number], inputs.stops) for number in range(len(inputs.train))]

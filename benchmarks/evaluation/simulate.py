@@ -12,12 +12,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from glm_accelerate.evaluate.protocol.history import judge
+from glm_accelerate.evaluate.protocol.history import score_step
 from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult
-from glm_accelerate.evaluate.statistics.decide import Judged, best, finalists
-from glm_accelerate.evaluate.statistics.intervals import Interval, Items, loss_interval, paired
+from glm_accelerate.evaluate.statistics.decide import ScoredStep, best, finalists
+from glm_accelerate.evaluate.statistics.intervals import Interval, SampleLosses, loss_interval, paired
 from glm_accelerate.evaluate.statistics.looks import Verdict, level_of, verdict
-from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, choose
+from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, draw_order
 
 Floats = NDArray[np.float64]
 LONGEST = 2048  # what samples are cut to
@@ -31,16 +31,16 @@ class Population:
     targets_N: Floats
     sources_N: NDArray[np.int64]
 
-    def drawn(self, seed: int) -> tuple[Items, NDArray[np.int64]]:
+    def drawn(self, seed: int) -> tuple[SampleLosses, NDArray[np.int64]]:
         """All of them in the order of evaluation, and each one's stratum."""
         choice = self.choice(seed)
         return self.items(choice), choice.strata
 
     def choice(self, seed: int) -> SampleOrder:
-        return choose(self.targets_N.astype(np.int64), self.sources_N, seed)
+        return draw_order(self.targets_N.astype(np.int64), self.sources_N, seed)
 
-    def items(self, choice: SampleOrder) -> Items:
-        return Items(self.losses_N[choice.order], self.targets_N[choice.order])
+    def items(self, choice: SampleOrder) -> SampleLosses:
+        return SampleLosses(self.losses_N[choice.order], self.targets_N[choice.order])
 
     @property
     def loss(self) -> float:
@@ -119,7 +119,7 @@ def covered(make: Draw, sets: int, count: int, total: int, level: float = 0.05) 
 
 
 def apart(
-    new: Items, old: Items, strata: NDArray[np.int64], total: int, level: float
+    new: SampleLosses, old: SampleLosses, strata: NDArray[np.int64], total: int, level: float
 ) -> tuple[float, Interval]:
     """`paired`, of more than one sample."""
     difference, interval = paired(new, old, strata, total, level)
@@ -161,8 +161,8 @@ def fooled(make: Draw, sets: int, looks: Sequence[int], total: int, level: float
     return better / sets, either / sets
 
 
-def first(items: Items, count: int) -> Items:
-    return Items(items.losses_N[:count], items.targets_N[:count])
+def first(items: SampleLosses, count: int) -> SampleLosses:
+    return SampleLosses(items.losses_N[:count], items.targets_N[:count])
 
 
 # --- Runs of many steps. ---
@@ -199,17 +199,17 @@ def ours(
     the finalists.
     """
     steps, total = losses_SN.shape
-    measured, judged = np.zeros(steps, dtype=np.int64), dict[int, Judged]()
+    measured, scored = np.zeros(steps, dtype=np.int64), dict[int, ScoredStep]()
     verdicts: list[tuple[Verdict, float]] = []
     for step in range(steps):
-        leader = best(list(judged.values()), margin)
+        leader = best(list(scored.values()), margin)
         compared = None
         for look, count in enumerate(looks, 1):
             measured[step] = count
             if leader is None:
                 break
             measured[leader] = max(measured[leader], count)
-            pair = [Items(losses_SN[one, :count], targets_N[:count]) for one in (step, leader)]
+            pair = [SampleLosses(losses_SN[one, :count], targets_N[:count]) for one in (step, leader)]
             difference, interval = apart(pair[0], pair[1], strata, total, level_of(looks))
             judgement = verdict(interval, margin)
             compared = Comparison(
@@ -221,13 +221,13 @@ def ours(
             truth = (losses_SN[step].sum() - losses_SN[leader].sum()) / targets_N.sum()
             verdicts.append((compared.verdict, float(truth)))
         loss, _ = loss_interval(
-            Items(losses_SN[step, : measured[step]], targets_N[: measured[step]]), strata, total
+            SampleLosses(losses_SN[step, : measured[step]], targets_N[: measured[step]]), strata, total
         )
         result = EvaluationResult(
             step, "plan", 0, "done", loss, samples=int(measured[step]), total=total, against=compared
         )
-        judged[step] = judge(result, judged)
-    line = list(judged.values())
+        scored[step] = score_step(result, scored)
+    line = list(scored.values())
     near = finalists(line, margin) if crown else []
     measured[near] = total
     chosen = min(near, key=lambda step: (losses_SN[step].sum(), step)) if crown else best(line, margin)

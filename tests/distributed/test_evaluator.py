@@ -20,7 +20,7 @@ from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.measuring.rebuild import glm_examiner
 from glm_accelerate.evaluate.protocol import ledger
-from glm_accelerate.evaluate.protocol.messages import Request, plan_hash
+from glm_accelerate.evaluate.protocol.messages import Request, exam_id_of
 from glm_accelerate.train.run import train
 
 Said = dict[str, Any]
@@ -32,13 +32,13 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from glm_accelerate.evaluate.protocol import evaluator as worker
+from glm_accelerate.evaluate.protocol import evaluator
 from glm_accelerate.evaluate.protocol.messages import Findings
-from glm_accelerate.evaluate.protocol.messages import EvaluationResult, plan_hash
+from glm_accelerate.evaluate.protocol.messages import EvaluationResult, exam_id_of
 
 
 class Own:
-    plan = plan_hash({"together": 2})
+    exam_id = exam_id_of({"together": 2})
 
     def smaller(self):
         return False
@@ -54,11 +54,11 @@ class Own:
             total /= 2
             time.sleep(0.01)
         loss = total.item()
-        return Findings(EvaluationResult(request.step, request.plan, request.attempt, "done", loss=loss))
+        return Findings(EvaluationResult(request.step, request.exam_id, request.attempt, "done", loss=loss))
 
 
 def make(run):
-    worker.LOCKSTEP = timedelta(seconds=1)
+    evaluator.LOCKSTEP = timedelta(seconds=1)
     return Own()
 '''
 
@@ -73,7 +73,8 @@ def start(
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), *words]
+        verb = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate", "--follow"]
+        command = [*verb, str(run), *words]
         ranks: list[subprocess.Popen[str]] = []
         for rank in range(RANKS):
             said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port}
@@ -111,9 +112,9 @@ def test_several_ranks_find_what_one_finds(
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(json.dumps({**plan, "shards": RANKS if divided else 1}))
     alone = glm_examiner(run, "cpu")
-    requests = [Request(step, alone.plan, 9, f"checkpoints/checkpoint-{step}") for step in (1, 2)]
+    requests = [Request(step, alone.exam_id, 9, f"checkpoints/checkpoint-{step}") for step in (1, 2)]
     for request in requests:
-        ledger.ask(run, request)
+        ledger.post(run, request)
     codes = [one.wait(120) for one in start(run, "--once")]
     assert codes == [0] * RANKS
     for request in requests:
@@ -139,8 +140,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def ask(run: Path, attempt: int) -> Request:
-    request = Request(3, plan_hash({"together": 2}), attempt, "snapshots/snapshot-3")
-    ledger.ask(run, request)
+    request = Request(3, exam_id_of({"together": 2}), attempt, "snapshots/snapshot-3")
+    ledger.post(run, request)
     return request
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch.multiprocessing as mp
 from torch.distributed import FileStore, PrefixStore, TCPStore
 
-from glm_accelerate.evaluate.measuring.answers import Share, _together
+from glm_accelerate.evaluate.measuring.answers import Share, _gather
 from glm_accelerate.parallel.ranks import Ranks, arrived, peer_ended
 from glm_accelerate.runtime.errors import UserError
 
@@ -111,7 +111,7 @@ def share(ranks: Ranks, folder: Path) -> None:
         return [(number, "text", {}) for number in mine], []
 
     with pytest.raises((UserError, FileNotFoundError)) as failed:
-        _together(answer, range(ranks.rank, 4, 2), ranks)
+        _gather(answer, range(ranks.rank, 4, 2), ranks)
     assert "No such file" in str(failed.value)
     assert ("rank 1 could not answer its share" in str(failed.value)) == ranks.first
     assert ranks.gather(ranks.rank) == [0, 1]

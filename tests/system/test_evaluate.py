@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from glm_accelerate.cli.main import main
-from glm_accelerate.evaluate.protocol.ledger import ask, results
+from glm_accelerate.evaluate.protocol.ledger import post, results
 from glm_accelerate.evaluate.protocol.messages import Request
 
 VERB = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate"]
@@ -73,7 +73,7 @@ def test_whatever_a_run_leaves_has_the_same_loss(
     assert {(one["samples"], one["total"]) for one in said} == {(4, 4)}
     assert [one["loss"] for one in said] == pytest.approx([in_training[14]] * 5, rel=1e-5)
     assert said[0]["step"] == 14
-    assert said[0]["plan"] == results(run)[0].plan  # it was asked what the run's steps are asked
+    assert said[0]["plan"] == results(run)[0].exam_id  # it was asked what the run's steps are asked
     earlier = figures(capsys, run / "checkpoints/checkpoint-7")
     assert (earlier["against"]["step"], earlier["against"]["verdict"]) == (14, "worse")  # the run's best
     before = figures(capsys, base, "--data", dev)["loss"]
@@ -149,9 +149,6 @@ def test_what_a_runs_config_names_is_executed_only_on_a_word(
     )
     assert "--trust" in complaint(capsys, run, "--data", tiny_run["data"]["dev"])
     assert "--trust" in complaint(capsys, run, "--follow", "--once")
-    by_hand = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run), "--once"]
-    done = subprocess.run(by_hand, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("--trust")) == (2, 1)
     assert figures(capsys, run, "--metrics", "loss", "--samples", "2")["metrics"] == {}
     assert not ran.exists()
 
@@ -223,7 +220,7 @@ def test_an_interrupted_follower_leaves_the_rest_to_others(
     rest = follower.communicate(timeout=120)[1]
     assert follower.returncode == 75, seen + rest
     assert "Traceback" not in seen + rest
-    plan = results(run)[0].plan
-    ask(run, Request(14, plan, 2, "checkpoints/checkpoint-14"))
+    exam_id = results(run)[0].exam_id
+    post(run, Request(14, exam_id, 2, "checkpoints/checkpoint-14"))
     assert main(["evaluate", str(run), "--follow", "--once"]) == 0
     assert [one.status for one in results(run) if one.attempt == 2] == ["done"]

@@ -70,7 +70,7 @@ def evaluator(run: Path) -> int | None:
             words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
-        if b"glm_accelerate.evaluate.process" in words and str(run).encode() in words:
+        if b"glm_accelerate.evaluate.measuring.serve" in words and str(run).encode() in words:
             return int(entry.name)
     return None
 
@@ -201,7 +201,7 @@ def test_what_was_not_evaluated_is_evaluated_by_hand_afterwards(tiny_run: Said, 
     go(tiny_run, run, evaluate={**EVERY, "where": "external", "keep": "all"})
     assert [request.step for request in ledger.waiting(run)] == [0, 4, 8, 12, 14]
     assert "--follow" in told(run, "warning")[-1]["said"]
-    words = [sys.executable, "-m", "glm_accelerate.evaluate.process", str(run)]
+    words = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate", str(run), "--follow"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert [result.step for result in ledger.results(run)] == [0, 4, 8, 12, 14]
@@ -474,7 +474,7 @@ def answer_all(run: Path, until: int) -> None:
     for request in ledger.waiting(run):
         if request.step <= until:
             result = EvaluationResult(
-                request.step, request.plan, request.attempt, "done", loss=1.0, samples=4, total=4
+                request.step, request.exam_id, request.attempt, "done", loss=1.0, samples=4, total=4
             )
             ledger.publish(run, Findings(result))
 

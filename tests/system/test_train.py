@@ -21,7 +21,8 @@ from glm_accelerate.checkpoint.codec import CodecChoice
 from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.statistics.decide import Judged
+from glm_accelerate.evaluate.protocol.history import EvaluationHistory
+from glm_accelerate.evaluate.statistics.decide import ScoredStep
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.plan import resolve
@@ -32,7 +33,7 @@ from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.run import Result, train
 from glm_accelerate.train.settle import Start
 from glm_accelerate.train.spike import Level
-from glm_accelerate.train.state import Judging, Progress, Wide
+from glm_accelerate.train.state import Progress, Wide
 
 Said = dict[str, Any]
 
@@ -129,7 +130,9 @@ def test_all_counts_come_back() -> None:
         level=level,
         scale=Scale(2.0, 5),
         wide=Wide(1, ("layers.1",)),
-        judging=Judging([3, 9], {3: Judged(3, 0.5, "done", 1, "tied")}, "0123abcd", told=3, lowered=1),
+        judging=EvaluationHistory(
+            [3, 9], {3: ScoredStep(3, 0.5, "done", 1, "tied")}, "0123abcd", decided=3, lowered=1
+        ),
     )
     assert Progress.from_json(json.loads(json.dumps(told.to_json()))) == told
     fresh = Progress()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_accelerate.checkpoint.format import (
-    FOLDER,
     Damaged,
     Kind,
     Manifest,
+    folder_of,
     read_manifest,
     step_of,
     verify,
@@ -52,9 +52,9 @@ def require_finite(path: Path, manifest: Manifest) -> None:
         raise Damaged("its weights or moments are not finite", where=path)
 
 
-def published(run: Path) -> list[Path]:
-    """Directories with a checkpoint's full name, newest step first. Whatever else lies there is ignored."""
-    return _listed(run)[0]
+def published(run: Path, kind: Kind = "checkpoint") -> list[Path]:
+    """Directories with the full name of a checkpoint or snapshot, newest step first. Others are ignored."""
+    return _listed(run, kind)[0]
 
 
 def is_directory(path: Path) -> bool:
@@ -119,15 +119,15 @@ def best_of(run: Path) -> Path | None:
         return None
 
 
-def _listed(run: Path) -> tuple[list[Path], list[str]]:
+def _listed(run: Path, kind: Kind = "checkpoint") -> tuple[list[Path], list[str]]:
     """Checkpoints by falling step, and the names of what else lies there. One look at the directory."""
-    folder = run / FOLDER
+    folder = folder_of(run, kind)
     steps: list[tuple[int, str]] = []
     odd: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                step = step_of(entry.name)
+                step = step_of(entry.name, kind)
                 if step is not None and entry.is_dir(follow_symlinks=False):
                     steps.append((step, entry.name))
                 elif entry.name != POINTER and not entry.name.startswith("."):  # unfinished saves are hidden
@@ -144,7 +144,7 @@ def _summary(run: Path, odd: list[str]) -> list[str]:
     if not odd:
         return []
     those = "entry is no checkpoint" if len(odd) == 1 else "entries are no checkpoints"
-    return [f"{run / FOLDER}: {len(odd):,} {those} by name or kind, as {odd[0]!r}"]
+    return [f"{folder_of(run, 'checkpoint')}: {len(odd):,} {those} by name or kind, as {odd[0]!r}"]
 
 
 def _about_pointer(newest: Path) -> Iterator[str]:

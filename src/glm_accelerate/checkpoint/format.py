@@ -120,9 +120,14 @@ def step_of(name: str, kind: Kind = "checkpoint") -> int | None:
     return int(match[2]) if match and match[1] == kind else None
 
 
+def folder_of(run: Path, kind: Kind) -> Path:
+    """Where all of a kind are published."""
+    return run / f"{kind}s"
+
+
 def place(run: Path, kind: Kind, step: int) -> Path:
-    """Where it is published."""
-    return run / f"{kind}s" / f"{kind}-{step}"
+    """Where one is published."""
+    return folder_of(run, kind) / f"{kind}-{step}"
 
 
 def file_of(group: str, rank: int, ranks: int) -> str:

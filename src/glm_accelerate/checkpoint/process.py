@@ -6,11 +6,11 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
 from glm_accelerate.checkpoint.staging import Staging
+from glm_accelerate.runtime.child import how_ended, python_command
 
 LAST_WORDS = 5.0  # seconds for a process that is told to end
 
@@ -24,12 +24,9 @@ class WriterProcess:
 
     def __init__(self, staging: Staging) -> None:
         words, data = staging.words, staging.data
-        # Our own path and no other: a module in the directory that we happen to be in must not be found.
-        ours = f"sys.path[:] = {sys.path!r}; from glm_accelerate.checkpoint.writer import main"
-        start = f"import sys; {ours}; main()"
-        command = [sys.executable, "-P", "-c", start, str(words), str(data)]
+        command = python_command("from glm_accelerate.checkpoint.writer import main; main()")
         self._process = subprocess.Popen(
-            command,
+            [*command, str(words), str(data)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(words, data),
@@ -86,4 +83,4 @@ class WriterProcess:
         except subprocess.TimeoutExpired:  # it lives, but nothing more will be heard of it
             self.kill()
             code = -signal.SIGKILL
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return how_ended(code)

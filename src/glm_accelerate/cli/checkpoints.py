@@ -64,10 +64,10 @@ def show(run: Path, as_json: bool, console: "Console") -> int:
 
     from glm_accelerate.checkpoint.find import candidates
     from glm_accelerate.checkpoint.overview import overview
-    from glm_accelerate.evaluate.protocol.history import course_of
+    from glm_accelerate.evaluate.protocol.history import main_results
     from glm_accelerate.evaluate.protocol.ledger import results
 
-    measured = course_of(results(run))
+    measured = main_results(results(run))
     seen = overview(run, {one.step: one.loss for one in measured if one.loss is not None})
     if as_json:
         console.file.write(json.dumps([asdict(one) for one in seen], indent=2, allow_nan=False) + "\n")
@@ -147,27 +147,27 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     from glm_accelerate.checkpoint.overview import overview
     from glm_accelerate.checkpoint.retain import choose_stale, delete, present
     from glm_accelerate.config.load import load_config
-    from glm_accelerate.evaluate.protocol.history import course_of, judged, named_best
+    from glm_accelerate.evaluate.protocol.history import best_step, main_results, scored_steps
     from glm_accelerate.evaluate.protocol.ledger import listing
     from glm_accelerate.train.saver import keep_of
 
     config = run / "config.yaml"
     if not config.is_file():
         raise UserError("no config.yaml says what should stay", where=run, cure="name a run's directory")
-    said = load_config(config).checkpoint
+    section = load_config(config).checkpoint
     evaluations = listing(run)
-    levels = judged(course_of(evaluations.results)) or overview(run)
+    levels = scored_steps(main_results(evaluations.results)) or overview(run)
     losses = {one.step: one.loss for one in levels if one.loss is not None}
     pending = [request.step for request in evaluations.waiting]
     entries = present(
         run,
         run_id=_id_of(run),
         losses=losses,
-        best=named_best(run),
+        best=best_step(run),
         pending=pending,
         jumped=_jumped(run),
     )
-    stale = choose_stale(entries, keep_of(said), time.time())
+    stale = choose_stale(entries, keep_of(section), time.time())
     steps = [entry.step for entry in stale]
     if not dry:
         gone = delete(run, stale)

@@ -1,20 +1,17 @@
-"""`evaluate PATH`: held-out loss and answers of any model, as a table; of a run also beside its training
-(`--follow`), and as a page with a picture (`--report`).
+"""`evaluate PATH`: held-out loss and answers of any model as a table, a run's requests (`--follow`), or all
+its evaluations as a page with a picture (`--report`).
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
-
-    from glm_accelerate.evaluate.measuring.by_hand import Wanted
     from glm_accelerate.evaluate.protocol.messages import Findings
 
 HELP = "Measure a model on held-out conversations: loss, and its greedy answers, each with an interval."
@@ -24,7 +21,7 @@ MEASURING = ("json", "data", "metrics", "samples", "max_tokens", "max_new_tokens
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH, what it is asked, and where figures go."""
+    """PATH, what to measure, and where figures go."""
     opening.arguments(parser)
     parser.add_argument(
         "--data", nargs="+", action="extend", metavar="FILE", help="JSONL files (of a run: its data.dev)"
@@ -64,12 +61,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--trust", action="store_true", help="of a run: execute the FILE.py:FUNCTION that its config names"
     )
     parser.add_argument("--once", action="store_true", help="with --follow: what waits now, no more")
+    parser.add_argument(
+        "--build", metavar="MODULE:FUNCTION", help="with --follow: makes an examiner of your own from RUN"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; or follow a run, or report on it."""
-    if args.once and not args.follow:
-        raise UserError("--once is for --follow")
+    for option in ("once", "build"):
+        if getattr(args, option) and not args.follow:
+            raise UserError(f"--{option} is for --follow")
     for verb in ("follow", "report"):
         if getattr(args, verb):
             _require_alone(args, verb)
@@ -90,6 +91,17 @@ def _require_alone(args: argparse.Namespace, verb: str) -> None:
             raise UserError(f"--{name.replace('_', '-')} is not for --{verb}", cure="leave it out")
 
 
+def follow(args: argparse.Namespace) -> int:
+    """Until the run is finished; 75 after a signal, and what was claimed is free again."""
+    from glm_accelerate.train.stop import stopping_at_once
+
+    with stopping_at_once():
+        from glm_accelerate.cli.following import follow_run
+
+        follow_run(Path(args.path) if args.build else _run_of(args.path), args)
+    return 0
+
+
 def measure(args: argparse.Namespace) -> int:
     """Once, now."""
     from dataclasses import asdict
@@ -100,7 +112,6 @@ def measure(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.chosen import chosen, run_of
     from glm_accelerate.cli.findings import as_json, show
     from glm_accelerate.config.load import load_config
-    from glm_accelerate.evaluate.measuring.by_hand import Wanted
     from glm_accelerate.evaluate.measuring.metrics import metric_names, require_trust
 
     if args.predictions and not Path(args.predictions).absolute().parent.is_dir():
@@ -115,77 +126,20 @@ def measure(args: argparse.Namespace) -> int:
     answers = metric_names(args.metrics or usual)  # mistakes before the model is read
     if args.predictions and not answers:
         raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
-    wanted = Wanted(args.metrics, args.samples, args.max_new_tokens, args.precision)
     if not args.data:
         _needs_no_data(args)
     console = Console(soft_wrap=True)
     if weights.said and not args.json:
         console.print(Text(weights.said))
-    findings = (_of_data if args.data else _of_run)(args, weights.path, wanted)
+    findings = _measured(args, weights.path, run)
     if args.json:
         sys.stdout.write(f"{as_json(findings, args.path)}\n")
     else:
         show(findings, console)
     if args.predictions:  # last: a full disk costs no figure
-        lines = [json.dumps(asdict(said), ensure_ascii=False) + "\n" for said in findings.predictions]
+        lines = [json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in findings.predictions]
         Path(args.predictions).write_text("".join(lines), encoding="utf-8")
     return 0
-
-
-def follow(args: argparse.Namespace) -> int:
-    """Until the run is finished; 75 after a signal, and what was claimed is free again."""
-    from glm_accelerate.train.stop import stopping_at_once
-
-    with stopping_at_once():
-        run = _run_of(args.path)
-        _follow(run, args)
-    return 0
-
-
-def _follow(run: Path, args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from glm_accelerate.evaluate.measuring.metrics import require_trust
-    from glm_accelerate.evaluate.measuring.rebuild import glm_examiner, said_of
-    from glm_accelerate.evaluate.protocol.evaluator import Following, Lost, all_count, finished
-    from glm_accelerate.evaluate.protocol.evaluator import follow as answer_all
-    from glm_accelerate.evaluate.protocol.ledger import read, waiting
-    from glm_accelerate.evaluate.protocol.messages import parse_stem
-    from glm_accelerate.observe.events import read_events
-    from glm_accelerate.observe.figures import evaluation
-    from glm_accelerate.parallel.ranks import joined
-
-    console, answered = Console(stderr=True), set[int]()
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def tell(line: str) -> None:
-        word, _, stem = line.partition(" ")
-        found, parsed = read(run, stem), parse_stem(stem)
-        if word == "claimed" and parsed is not None:
-            say(f"step {parsed[0]:,}: evaluating")
-        elif found is not None:
-            answered.add(found.step)
-            say(evaluation(found.event(), whole=found.plan != examiner.plan))
-
-    if not args.trust:
-        require_trust(run / "config.yaml", said_of(run)[0].evaluate.metrics)
-    with joined() as ranks:
-        device = _device(args)
-        examiner = glm_examiner(run, device, ranks, opening.base_from(args))
-        if ranks.first:
-            say(f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
-        how = Following(args.once, all_count(run), refuses=True, tell=tell if ranks.first else str)
-        try:
-            answer_all(run, examiner, how, ranks)
-        except Lost as error:
-            raise UserError(f"this evaluator can answer no more: {error}", cure="start it again") from error
-        if ranks.first:
-            say("all is answered" if args.once else "the run is finished, and all is answered")
-            taken = {event.get("step") for event in read_events(run / "evals.jsonl")}
-            if finished(run) and not answered <= taken:
-                say("run the same train again to take these results over (it names the best)")
 
 
 def _needs_no_data(args: argparse.Namespace) -> None:
@@ -199,36 +153,21 @@ def _needs_no_data(args: argparse.Namespace) -> None:
         raise UserError("--max-tokens is for --data; a run has its own", where=path)
 
 
-def _of_run(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
-    from glm_accelerate.cli.progress import counting
-    from glm_accelerate.evaluate.measuring.by_hand import of_run
-
-    with counting() as count:
-        return of_run(weights, wanted, _device(args), count, opening.base_from(args))
-
-
-def _of_data(args: argparse.Namespace, weights: Path, wanted: "Wanted") -> "Findings":
-    from glm_accelerate.assemble.model import open_model
-    from glm_accelerate.cli.chosen import run_of
+def _measured(args: argparse.Namespace, weights: Path, run: Path | None) -> "Findings":
     from glm_accelerate.cli.progress import counting, watching
-    from glm_accelerate.config.schema import DataSection
-    from glm_accelerate.data.inputs import open_inputs
-    from glm_accelerate.evaluate.measuring.by_hand import as_run, of_model
+    from glm_accelerate.evaluate.measuring.by_hand import EvaluationOptions, evaluate_run, evaluation_of_files
 
-    device, run, said = _device(args), run_of(weights), dict[str, Any]()
-    if run is not None:
-        config, wanted = as_run(run, wanted, device)
-        said = config.data.model_dump(exclude={"dev"})
-    longest = args.max_tokens or said.get("max_tokens", LONGEST_SAMPLE)
-    opened = open_model(weights, base=opening.base_from(args), device=device, merged=True)
-    sources = [{"path": path} for path in args.data]
-    section = DataSection.model_validate(
-        {**said, "train": sources, "template": opened.template, "max_tokens": longest}
-    )
+    options = EvaluationOptions(args.metrics, args.samples, args.max_new_tokens, args.precision)
+    device, base = opening.device_from(args), opening.base_from(args)
+    if not args.data:
+        with counting() as count:
+            return evaluate_run(weights, options, device, count, base)
     with watching() as watch:
-        inputs = open_inputs(section, opened.base, watch)
+        evaluate = evaluation_of_files(
+            weights, run, args.data, options, device, max_tokens=args.max_tokens, base=base, watch=watch
+        )
     with counting() as count:
-        return of_model(opened.model, inputs, wanted, longest, count, opened.step or 0)
+        return evaluate(count)
 
 
 def _run_of(path: str) -> Path:
@@ -238,21 +177,6 @@ def _run_of(path: str) -> Path:
     if not (run / "config.yaml").is_file():
         raise UserError("no run: there is no config.yaml", where=run)
     return run
-
-
-def _device(args: argparse.Namespace) -> "torch.device":
-    import torch
-
-    from glm_accelerate.runtime.device import take_device
-
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    try:
-        device = take_device(args.device or None)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"no such device here: {str(error).splitlines()[0]}", where=args.device) from error
-    return device
 
 
 def _samples(text: str) -> "int | str":

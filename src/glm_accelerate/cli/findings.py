@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glm_accelerate.evaluate.protocol.messages import to_json
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, metric
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ def show(findings: "Findings", console: Console) -> None:
 
 def as_json(findings: "Findings", path: str) -> str:
     """For a program."""
-    said, by = asdict(findings.result), dict(findings.result.by)
-    said |= {"by": by, "answers": len(findings.predictions)}
+    fields, by = to_json(findings.result), dict(findings.result.by)
+    fields |= {"by": by, "answers": len(findings.predictions)}
     if (difference := by.pop(FLOAT32, None)) is not None:
-        said["float32_difference"] = float(difference)
-    return json.dumps({"path": path, **said}, ensure_ascii=False, indent=2, allow_nan=False)
+        fields["float32_difference"] = float(difference)
+    return json.dumps({"path": path, **fields}, ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def _words(result: "EvaluationResult") -> list[str]:

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glm_accelerate.runtime.errors import UserError
+
 if TYPE_CHECKING:
+    import torch
+
     from glm_accelerate.assemble.model import Opened
 
 
@@ -64,6 +68,22 @@ def base(parser: argparse.ArgumentParser) -> None:
 def base_from(args: argparse.Namespace) -> Path | None:
     """The base model as the user calls it: a directory, or a hub's name."""
     return Path(args.base) if args.base else None
+
+
+def device_from(args: argparse.Namespace) -> "torch.device":
+    """--device, or the fastest here, with --threads of the processor."""
+    import torch
+
+    from glm_accelerate.runtime.device import take_device
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    try:
+        device = take_device(args.device or None)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no such device here: {str(error).splitlines()[0]}", where=args.device) from error
+    return device
 
 
 def open_from(args: argparse.Namespace, path: Path) -> "Opened":

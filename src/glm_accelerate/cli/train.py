@@ -88,7 +88,7 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from glm_accelerate.cli.progress import watching
-    from glm_accelerate.evaluate.report.page import best_said
+    from glm_accelerate.evaluate.report.page import best_so_far
     from glm_accelerate.observe.console import ConsoleObserver, show_start
     from glm_accelerate.train.directory import ConfigChanged
     from glm_accelerate.train.mismatch import Mismatched
@@ -103,7 +103,7 @@ def _train(args: argparse.Namespace) -> int:
                 config,
                 directory,
                 start=start,
-                observers=[ConsoleObserver(console, best=lambda: best_said(directory))],
+                observers=[ConsoleObserver(console, best=lambda: best_so_far(directory))],
                 on_read=watch,
                 on_built=lambda ready: show_start(ready.run.plan, ready.proofs, ready.resumed, console),
             )

@@ -8,7 +8,6 @@ their parent, however it ends, ends them. At most AHEAD ranges a worker are in f
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from multiprocessing import Pipe
@@ -18,6 +17,7 @@ from glm_accelerate.data.ranges import Encoder, EncodingRecipe, RangeOutcome
 from glm_accelerate.data.scan import Range
 from glm_accelerate.data.store import EncodedBlock
 from glm_accelerate.data.types import FilePlace
+from glm_accelerate.runtime.child import python_command
 from glm_accelerate.runtime.errors import UserError
 
 AHEAD = 4
@@ -55,11 +55,9 @@ class _Worker:
 
     def __init__(self, recipe: EncodingRecipe) -> None:
         self.socket, theirs = Pipe()
-        # The worker finds modules where we do, wherever that is.
-        start = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"{start}; serve({theirs.fileno()})"],
+                python_command(f"from {__name__} import serve; serve({theirs.fileno()})"),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the parent, which then closes its workers

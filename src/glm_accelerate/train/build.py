@@ -12,14 +12,12 @@ from glm_accelerate.assemble.foreign import read_foreign
 from glm_accelerate.assemble.model import assemble
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe, training_recipe
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
-from glm_accelerate.checkpoint.find import BEST, require_finite
+from glm_accelerate.checkpoint.find import require_finite
 from glm_accelerate.checkpoint.format import MANIFEST, WEIGHTS, Damaged
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pipeline import steps
-from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of
-from glm_accelerate.evaluate.protocol.child import Beside
 from glm_accelerate.evaluate.statistics.decide import best
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.models.adapt.files import is_adapter
@@ -33,19 +31,16 @@ from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
-from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.plan.unusual import unusual
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_inputs, prove_model, require
 from glm_accelerate.runtime import env
 from glm_accelerate.runtime.device import take_device
-from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.train.asked import Asked
 from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.directory import make_ready, read_first
-from glm_accelerate.train.evaluation import Evaluation
+from glm_accelerate.train.evaluation import evaluation_of
 from glm_accelerate.train.half import Half, in_half
 from glm_accelerate.train.lock import only_trainer
 from glm_accelerate.train.loop import Run
@@ -53,7 +48,6 @@ from glm_accelerate.train.mismatch import check
 from glm_accelerate.train.rehearsal import rehearsal
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.settle import Settled, Start, settle, take_effect
-from glm_accelerate.train.snapshots import Snapshots
 from glm_accelerate.train.sparing import recompute_as_needed
 from glm_accelerate.train.state import Progress, moved, restore
 from glm_accelerate.train.watch import held_already, keep_to_limit, neighbours, watch_over
@@ -264,93 +258,8 @@ def _run(
         saver=saver,
         ranks=ranks,
         watch=watch_over(plan, inputs.train.lengths, model.embed.device, held_before),
-        evaluation=_evaluation(settled, model, optimizer, progress, events, branch),
+        evaluation=evaluation_of(settled, model, optimizer, progress, events, branch),
         half=half,
         rehearse=lambda: rehearsal(settled, model, optimizer, progress, events, fused),
         fused=fused,
     )
-
-
-def _evaluation(
-    settled: Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events, branch: Branch
-) -> Evaluation | None:
-    """Inline on the trainer's own weights, or by snapshots that others evaluate."""
-    config, plan, ranks = settled.config, settled.plan, settled.ranks
-    run, held_out = settled.directory, settled.inputs.dev
-    if held_out is None or not plan.evaluate_every:
-        ranks.decide(lambda: (run / BEST).unlink(missing_ok=True))  # of an earlier attempt
-        return None
-    exam = exam_of(config, plan, settled.inputs)
-    beside = _beside(settled, events) if plan.evaluate_where == "beside" and ranks.first else None
-    inline = plan.evaluate_where == "inline"
-    if plan.evaluate_where == "beside":
-        inline = ranks.decide(lambda: beside is None)
-    section = config.evaluate
-    lag = plan.evaluate_every if section.lag == "auto" else section.lag
-    asked = Asked(
-        run=run,
-        plan=exam.plan,
-        section=section,
-        judging=progress.judging,
-        attempt=settled.attempt,
-        lag=lag if section.decides else 0,
-        beside=beside,
-        threads=plan.evaluate_threads,
-        expected=plan.evaluate_seconds,
-    )
-    snapshots = Snapshots(
-        run=run,
-        checkpointer=Checkpointer(
-            run, rank=ranks.rank, ranks=ranks.count, run_id=settled.run_id, kind="snapshot"
-        ),
-        attempt=settled.attempt,
-        hold=lambda: moved(model, optimizer, ranks),
-        fingerprints=settled.prints,
-        facts={"template": plan.template, "method": config.adapt.method},
-    )
-    examiner = GlmExaminer(exam, model, ranks=ranks, divided=plan.shards > 1, by={"where": "inline"})
-    return Evaluation(
-        run=run,
-        asked=asked,
-        section=section,
-        every=plan.evaluate_every,
-        lag=lag,
-        last=plan.steps,
-        attempt=settled.attempt,
-        ranks=ranks,
-        events=events,
-        progress=progress,
-        whole=exam.looks == (len(held_out),),
-        inline=examiner if inline else None,
-        snapshots=None if inline else snapshots,
-        branch=branch,
-        settle=lambda: free(model),
-        where="inline" if inline else plan.evaluate_where,
-    )
-
-
-def _beside(settled: Settled, events: Events) -> Beside | None:
-    """The evaluator, or None where there is no room for one: then training waits for its evaluations."""
-    plan, section = settled.plan, settled.config.evaluate
-    items = () if plan.memory is None else plan.memory.items
-    try:
-        return Beside(
-            settled.directory,
-            device=plan.evaluate_device,
-            threads=1,
-            cores=_left_over(plan),
-            oldest=section.keep == "all" or section.decides,
-            host_bytes=sum(item.bytes for item in items if item.what == "evaluator"),
-            device_bytes=plan.evaluate_bytes,
-        )
-    except UserError as error:
-        events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})
-        return None
-
-
-def _left_over(plan: RunPlan) -> Sequence[int] | None:
-    """The cores that an evaluator keeps to, where training on a CPU leaves some."""
-    left = env.cores() - plan.ranks * torch.get_num_threads()
-    if plan.device != "cpu" or left < plan.evaluate_threads:
-        return None
-    return env.last_cores(plan.evaluate_threads)

@@ -1,384 +1,392 @@
-"""Evaluation as the training loop sees it: ask, go on, hear, and decide a fixed number of steps later.
+"""Evaluation as the training loop sees it: request, go on, receive results, decide a fixed time later.
 
-step e: ask (a snapshot for an evaluator beside, or at once) ... hear: a result ... step e + lag: decide
-What has decided by then is all that can: when a result arrives never changes the weights.
+step e: a snapshot and a request (or at once, inline) ... later: its result ... step e + lag: the decision
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.checkpointer import SaveOutcome
-from glm_accelerate.checkpoint.find import BEST, best_of
-from glm_accelerate.config.schema import EvaluateSection
-from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
-from glm_accelerate.evaluate.protocol.history import judge
+from torch.optim import Optimizer
+
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, SaveOutcome
+from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of, failed
+from glm_accelerate.evaluate.protocol.child import start_beside
+from glm_accelerate.evaluate.protocol.history import EvaluationHistory, score_step
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Request
-from glm_accelerate.evaluate.statistics.decide import Judged, best, finalists, lowered, overshoot, stopped_at
-from glm_accelerate.evaluate.statistics.intervals import Items
+from glm_accelerate.evaluate.protocol.requests import GIVEN_UP, Requests
+from glm_accelerate.evaluate.statistics.decide import best, finalists
+from glm_accelerate.evaluate.statistics.intervals import SampleLosses
+from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.shard import free
+from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.files import write_text
-from glm_accelerate.train.asked import GIVEN_UP, Asked
+from glm_accelerate.train.best import BestWeights
 from glm_accelerate.train.branch import Branch
+from glm_accelerate.train.decisions import Decisions
+from glm_accelerate.train.settle import Settled
 from glm_accelerate.train.snapshots import Snapshots
-from glm_accelerate.train.state import Judging, Progress
+from glm_accelerate.train.state import Progress, moved
 
-LOOK, PAUSE = 0.5, 0.05  # seconds between two looks at the results, while training and while it waits
-QUIET = 5.0  # seconds of waiting before a word, and then four times as many again
-MOMENT = 30.0  # seconds that the end of a run waits for a snapshot that is being written
-LANDING = 300.0  # ... and that training does where this one may not be left out
+POLL, PAUSE = 0.5, 0.05  # seconds between two polls for results, while training and while it waits
+QUIET = 5.0  # seconds of waiting before the first warning; then four times as long each time
+SNAPSHOT_AT_END = 30.0  # seconds that the end of a run waits for a snapshot that is being written
+SNAPSHOT_NEEDED = 300.0  # ... and that training does before one that may not be left out
 
 Interrupted = Callable[[], bool]  # whether somebody wants the run to stop
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """One rank's part in every evaluation of a run. All ranks call the same methods at the same steps."""
+    """One rank's part in all evaluations: `begin`, `after` each step, then `finish` or `close`, at the same
+    steps on all ranks. There is either `inline` or `snapshots`.
+    """
 
     run: Path
-    asked: Asked
-    section: EvaluateSection
-    every: int
-    lag: int  # steps from an evaluation's own to the one before which it decides
-    last: int  # step
     attempt: int
     ranks: Ranks
     events: Events
+    plan: RunPlan
     progress: Progress
-    whole: bool  # every evaluation has all held-out samples
-    inline: GlmExaminer | None  # on the trainer's own weights
-    snapshots: Snapshots | None  # otherwise
-    branch: Branch  # that of earlier attempts
-    settle: Callable[[], None]  # after an evaluation inline
-    where: str
-    lowered: int = 0  # how often the learning rate was
-    stopped: str | None = None  # why there is nothing more to train
-    _unnamed: int | None = None  # the best step, as long as its checkpoint is still to come
-    _looked: float = 0.0
-    _ready: list[int] = field(default_factory=list[int])  # steps whose snapshot is there, not posted yet
-    _whole: dict[int, EvaluationResult] = field(
-        default_factory=dict[int, EvaluationResult]
-    )  # of finalists, on all samples
+    branch: Branch  # of earlier attempts
+    requests: Requests
+    decisions: Decisions
+    best: BestWeights
+    on_all_samples: bool  # every evaluation, not only that of finalists
+    inline: GlmExaminer | None  # measures the trainer's own weights
+    snapshots: Snapshots | None  # for an evaluator elsewhere
+    _next_poll: float = 0.0
+    _to_post: list[int] = field(default_factory=list[int])  # steps whose snapshot is published
+    _finalists: dict[int, EvaluationResult] = field(default_factory=dict[int, EvaluationResult])
 
     @property
-    def judging(self) -> Judging:
+    def lowered(self) -> int:
+        """How often the learning rate was lowered."""
+        return self.decisions.lowered
+
+    @property
+    def stopped(self) -> str | None:
+        """Why there is nothing more to train, if so."""
+        return self.decisions.stopped
+
+    @property
+    def history(self) -> EvaluationHistory:
         return self.progress.judging
 
     def begin(self, interrupted: Interrupted, *, fresh: bool) -> None:
-        """Before the first step."""
+        """Before the first step: the branch first, as what earlier attempts left beyond it would be read as
+        ours; then what was decided, as requests are compared with the history that this leaves.
+        """
         if not self.branch.named:
             self.branch.give_up()
         self.branch.then = self._keep_best
-        known = [one for one in self.judging.prefix if one.step <= self.judging.told]
-        self.lowered, self.stopped = self._lowered(known), self._stop(known)  # as it was decided
-        self._begin_plan()
-        self.asked.remember()
+        position = self.progress.position
+        if self.decisions.resume(self.requests.exam_id, position):
+            other = "data.dev, evaluate, a file of a metric, or the tokenizer is another"
+            counts = f"step {position} is the first that counts"
+            self._warn(f"evaluations ask otherwise than before ({other}): {counts}")
+        self.requests.resume()
         if self.ranks.first:
-            self.asked.answer_others()
+            self.requests.withdraw_other_exams()
         if self.snapshots is not None:
             self.snapshots.stage()
         if fresh:
-            self._name(None)
-            self._ask(0)
+            self._name_best(None)
+            self._request(0)
         else:
-            self._ask_again()
+            self._request_again()
             self._keep_best()
             self._decide(interrupted)
 
     def after(self, step: int, interrupted: Interrupted) -> str | None:
-        """All that happens between two steps. Returns why to stop, if that was decided."""
-        if step % self.every == 0 or step == self.last:
-            self._ask(step)
-        self._hear()
+        """Between two steps. Returns why to stop, if that was decided."""
+        if step % self.plan.evaluate_every == 0 or step == self.plan.steps:
+            self._request(step)
+        self._poll()
         return self._decide(interrupted)
 
     def finish(self, interrupted: Interrupted) -> None:
-        """The end of training: hear what is still to come, look closely at the finalists, name the best.
-        The other ranks wait for the first one, as long as it takes.
+        """The end of training: wait for results, measure the finalists on all samples, name the best. The
+        other ranks wait for the first one, as long as it takes.
         """
         if self.snapshots is not None:
-            self.snapshots.wait(MOMENT)
-        self.ranks.decide(lambda: self._last_word(interrupted))
-        self.close(MOMENT)
+            self.snapshots.wait(SNAPSHOT_AT_END)
+        self.ranks.decide(lambda: self._wait_for_the_rest(interrupted))
+        self.close(SNAPSHOT_AT_END)
 
     def close(self, limit: float) -> None:
-        """Let everything go; a snapshot under way gets so many seconds. What is asked stays asked."""
-        self.asked.close()
+        """End the evaluator. A snapshot that is being written gets `limit` seconds; requests stay posted."""
+        self.requests.close()
         if self.snapshots is not None:
-            self._land(self.snapshots.close(limit))
-            self._post_ready()
+            self._published(self.snapshots.close(limit))
+            self._post()
 
-    def _begin_plan(self) -> None:
-        """Answers to other questions don't compare: where others are asked than before, judging begins anew
-        with the weights as they are. A rate that was lowered stays so.
-        """
-        judging, position = self.judging, self.progress.position
-        if judging.plan not in ("", self.asked.plan):  # the first checkpoints don't say
-            judging.asked[:], judging.told, judging.lowered = [position], -1, self.lowered
-            judging.judged.clear()
-            self.stopped = None
-            said = "data.dev, evaluate, a file of a metric, or the tokenizer is another"
-            self._warn(
-                [f"evaluations ask otherwise than before ({said}): step {position} is the first that counts"]
-            )
-        judging.plan = self.asked.plan
-
-    def _ask(self, step: int) -> None:
-        """Have the weights as they are evaluated."""
+    def _request(self, step: int) -> None:
+        """Have the weights as they are now evaluated."""
         if step > self.branch.step:
             self.branch.give_up()
-        if step not in self.judging.asked:
-            self.judging.asked.append(step)
-        self.asked.attempts[step] = self.attempt
+        if step not in self.history.requested:
+            self.history.requested.append(step)
+        self.requests.attempts[step] = self.attempt
         if self.inline is not None:
             self._examine(self.inline, step)
             return
         assert self.snapshots is not None
-        if self.section.keep == "all" or self.section.decides or step == self.last:
-            self.snapshots.wait(LANDING)
-        busy, given_up = self.ranks.total([self.snapshots.busy(), self.asked.given_up])
+        section = self.requests.section
+        if section.keep == "all" or section.decides or step == self.plan.steps:
+            self.snapshots.wait(SNAPSHOT_NEEDED)
+        busy, given_up = self.ranks.total([self.snapshots.busy(), self.requests.given_up])
         if not busy and not given_up:
             self.snapshots.publish(step)
         elif self.ranks.first:
-            request = self.asked.request(step)
+            request = self.requests.request(step)
             reason = GIVEN_UP if given_up else "the snapshot before is still being written"
-            self._take(self.asked.answer(request, "failed" if given_up else "skipped", reason))
+            self._receive(self.requests.withdraw(request, "failed" if given_up else "skipped", reason))
 
     def _examine(self, examiner: GlmExaminer, step: int) -> None:
-        """Now, by all ranks together."""
-
-        def against() -> dict[str, Any]:
-            stem = self.asked.request(step).against
-            items = None if stem is None else self.asked.items(stem)
-            if items is None:
-                return {"stem": None}
-            return {"stem": stem, "losses": items.losses_N.tolist(), "targets": items.targets_N.tolist()}
-
-        said = self.ranks.decide(against)
-        request = Request(step, self.asked.plan, self.attempt, "", against=said["stem"])
-        items = None if said["stem"] is None else Items.of(said["losses"], said["targets"])
+        """Inline, by all ranks together."""
+        stem, losses, targets = self.ranks.decide(lambda: self.requests.baseline(step))
+        request = Request(step, self.requests.exam_id, self.attempt, "", against=stem)
+        baseline = None if stem is None else SampleLosses.of(losses, targets)
         try:
-            findings = examiner.examine(request, str(self.run), items)
+            findings = examiner.examine(request, str(self.run), baseline)
         except (UserError, MemoryError, RuntimeError, OSError) as error:
             findings = failed(request, error)
-        self.settle()
+        free(examiner.model)
         if self.ranks.first:
-            self._take(self.asked.publish(findings))
+            self._receive(self.requests.publish(findings))
 
-    def _ask_again(self) -> None:
-        """What an earlier attempt asked and has not heard, on this branch, in order of steps."""
-        for step in self.judging.pending:
-            found = self.ranks.decide(lambda step=step: self._found(step))
-            if found == "nothing" and step == self.progress.position:
-                self._ask(step)
-            elif found == "nothing" and self.ranks.first:
-                self._take(self.asked.answer(self.asked.request(step), "failed", "its snapshot is gone"))
-        self._post_ready()
+    def _request_again(self) -> None:
+        """Requests of an earlier attempt on this branch that have no result, in order of steps."""
+        for step in self.history.pending:
+            left = self.ranks.decide(lambda step=step: self._left_of(step))
+            if left == "nothing" and step == self.progress.position:
+                self._request(step)
+            elif left == "nothing" and self.ranks.first:
+                request = self.requests.request(step)
+                self._receive(self.requests.withdraw(request, "failed", "its snapshot is gone"))
+        self._post()
 
-    def _found(self, step: int) -> str:
-        """What is there of an evaluation that was asked. Its result is taken at once."""
-        result = self.asked.read(self.asked.request(step))
+    def _left_of(self, step: int) -> str:
+        """What is left of a requested evaluation. Its result is received at once."""
+        result = self.requests.read(self.requests.request(step))
         if result is not None:
-            self._take([result])
+            self._receive([result])
             return "result"
         if self.snapshots is None or not self.snapshots.path(step).is_dir():
             return "nothing"
-        self._ready.append(step)
+        self._to_post.append(step)
         return "snapshot"
 
-    def _hear(self) -> None:
-        """Snapshots that can be evaluated now, and results that are in."""
+    def _poll(self) -> None:
+        """Post requests for new snapshots and receive new results."""
         if self.snapshots is not None:
-            self._land(self.snapshots.landed())
+            self._published(self.snapshots.outcomes())
         now = time.monotonic()
-        if self.ranks.first and now - self._looked >= LOOK:
-            self._looked = now
-            results, said = self.asked.look()
-            self._warn(said)
-            self._take(results)
-            if self._unnamed is not None:
-                self._name(self._unnamed)
-        self._post_ready()
+        if self.ranks.first and now >= self._next_poll:
+            self._next_poll = now + POLL
+            results, warnings = self.requests.poll()
+            self._warn(*warnings)
+            self._receive(results)
+            if self.best.awaited is not None:
+                self._name_best(self.best.awaited)
+        self._post()
 
-    def _land(self, outcomes: Iterable[SaveOutcome]) -> None:
+    def _published(self, outcomes: Iterable[SaveOutcome]) -> None:
         for outcome in outcomes if self.ranks.first else ():
             if outcome.path is None:
-                request = self.asked.request(outcome.step)
-                self._take(self.asked.answer(request, "failed", f"no snapshot: {outcome.error}"))
+                request = self.requests.request(outcome.step)
+                reason = f"no snapshot: {outcome.error}"
+                self._receive(self.requests.withdraw(request, "failed", reason))
                 continue
             self.events.emit("snapshot", {"step": outcome.step, "blocked_seconds": outcome.blocked_seconds})
-            self._ready.append(outcome.step)
+            self._to_post.append(outcome.step)
 
-    def _post_ready(self) -> None:
-        """Leave the requests. Where results decide, what a step is compared with follows from those that
-        count         by then and no other, so it is asked when they are in.
+    def _post(self) -> None:
+        """Post the requests whose snapshots are there. Where results decide, the step to compare with follows
+        from those that count by then and no other: so a request is posted when they are in.
         """
-        for step in sorted(self._ready) if self.ranks.first else ():
-            lag = self.asked.lag
-            if not lag or all(one > step - lag for one in self.judging.pending):
-                self._ready.remove(step)
-                self._take(self.asked.post(self.asked.request(step)))
+        for step in sorted(self._to_post) if self.ranks.first else ():
+            lag = self.requests.lag
+            if not lag or all(one > step - lag for one in self.history.pending):
+                self._to_post.remove(step)
+                self._receive(self.requests.post(self.requests.request(step)))
 
-    def _take(self, results: Iterable[EvaluationResult]) -> None:
-        """Results are in."""
+    def _receive(self, results: Iterable[EvaluationResult]) -> None:
+        """Record results."""
         for result in results:
-            told = {"where": self.where, "taken_at": self.progress.position}
-            self.events.emit("eval", {**result.event(), **told})
-            if result.plan != self.asked.plan:  # a finalist's
-                self._whole[result.step] = result
+            where = "inline" if self.inline is not None else self.plan.evaluate_where
+            fields = {"where": where, "taken_at": self.progress.position}
+            self.events.emit("eval", {**result.event(), **fields})
+            if result.exam_id != self.requests.exam_id:  # a finalist's
+                self._finalists[result.step] = result
                 continue
             if result.status == "done" and result.reason is not None:
-                self._warn([f"evaluation of step {result.step}: {result.reason}"])
-            self.judging.judged[result.step] = judge(result, self.judging.judged)
+                self._warn(f"evaluation of step {result.step}: {result.reason}")
+            self.history.scored[result.step] = score_step(result, self.history.scored)
             if result.status == "done" and result.loss is not None:
                 self.progress.losses[result.step] = result.loss
             self._keep_best()
 
     def _keep_best(self) -> None:
-        """Name the best, and let snapshots go that nobody will want. As long as another branch may be gone on
-        with, all stays as that has it.
+        """Name the best step, and delete snapshots that nobody will need. While another branch may still be
+        resumed, its files stay as they are.
         """
         if not self.ranks.first or not self.branch.given_up:
             return
-        prefix, margin = self.judging.prefix, self.section.margin
-        self._name(best(prefix, margin))
+        prefix, margin = self.history.prefix, self.requests.section.margin
+        self._name_best(best(prefix, margin))
         if self.snapshots is not None:
-            later = self.judging.judged.keys() - {one.step for one in prefix}  # they may still win
-            compared = self.asked.compared(self.progress.position)
-            self.snapshots.keep({*self.judging.pending, *finalists(prefix, margin), *later, *compared})
+            later = self.history.scored.keys() - {one.step for one in prefix}  # they may still win
+            baselines = self.requests.baselines(self.progress.position)
+            self.snapshots.keep({*self.history.pending, *finalists(prefix, margin), *later, *baselines})
 
     def _decide(self, interrupted: Interrupted) -> str | None:
-        """What follows from the evaluations whose time has come, on all ranks."""
-        until = self.progress.position - self.lag
-        due = max((step for step in self.judging.asked if step <= until), default=-1)
-        if self.section.decides and due > self.judging.told and self.stopped is None:
-            said = self.ranks.decide(lambda: self._conclude(due, interrupted))
-            if said is not None:  # else a signal: it is decided when the run goes on
-                self.judging.told, self.lowered, self.stopped = due, said["lowered"], said["stopped"]
-        return self.stopped
+        """Apply on all ranks what is due to be decided now."""
+        due = self.decisions.due(self.progress.position)
+        if due is not None:
+            conclusions = self.ranks.decide(lambda: self._conclude(due, interrupted))
+            if conclusions is not None:  # else a signal: it is decided when the run goes on
+                self.decisions.apply(conclusions)
+        return self.decisions.stopped
 
     def _conclude(self, step: int, interrupted: Interrupted) -> dict[str, Any] | None:
-        """The decision that is due: from the evaluations up to this step and no other."""
-        if not self._heard(step, interrupted):
-            return None
-        section, position, said = self.section, self.progress.position, list[str]()
-        prefix = [one for one in self.judging.prefix if one.step <= step]
-        times, stopped = self._lowered(prefix), self._stop(prefix)
-        if times > self.lowered:
-            share, patience = section.lower_rate_by**times, section.lower_rate_after
-            said.append(
-                f"the learning rate is {share:g} of the schedule's from step {position + 1} on: "
-                f"no gain in {patience} evaluations up to step {step}"
-            )
-        if stopped is not None and section.stop_after is not None:
-            over = overshoot(prefix, section.stop_after, section.margin, position)
-            said.append(f"stop: {stopped}; overshoot {over} steps")
-        for sentence in said:
-            self.events.emit("decision", {"step": position, "said": sentence})
-        return {"lowered": times, "stopped": stopped}
-
-    def _lowered(self, prefix: Sequence[Judged]) -> int:
-        """How often the learning rate is lowered by then."""
-        patience, margin = self.section.lower_rate_after, self.section.margin
-        return 0 if patience is None else self.judging.lowered + lowered(prefix, patience, margin)
-
-    def _stop(self, prefix: Sequence[Judged]) -> str | None:
-        """Why training ends by then, if it does."""
-        patience, margin = self.section.stop_after, self.section.margin
-        at = None if patience is None else stopped_at(prefix, patience, margin)
-        return None if at is None else f"no gain in {patience} evaluations up to step {at}"
-
-    def _heard(self, step: int, interrupted: Interrupted) -> bool:
-        """Wait for the evaluations up to this step, but not for ever; False if there is something urgent."""
+        """From the results up to `step`, once they are in. None if the run is interrupted before."""
 
         def missing() -> list[int]:
-            return [one for one in self.judging.pending if one <= step]
+            return [one for one in self.history.pending if one <= step]
 
-        ends = time.monotonic() + self.asked.limit
-        while not self._await(missing, ends, interrupted):
+        ends = time.monotonic() + self.requests.timeout
+        while not self._wait(missing, ends, interrupted):
             if interrupted():
-                return False
-            request = self.asked.request(missing()[0])
-            self._take(self.asked.answer(request, "timeout", "nobody evaluated it in time"))
-        return True
+                return None
+            request = self.requests.request(missing()[0])
+            self._receive(self.requests.withdraw(request, "timeout", "nobody evaluated it in time"))
+        conclusions, sentences = self.decisions.conclude(step, self.progress.position)
+        for sentence in sentences:
+            self.events.emit("decision", {"step": self.progress.position, "said": sentence})
+        return conclusions
 
-    def _await(self, missing: Callable[[], list[int]], ends: float, interrupted: Interrupted) -> bool:
-        """Whether nothing is missing any more, by then. A person is told what is waited for."""
-        tell, told = time.monotonic() + QUIET, 0
+    def _wait(self, missing: Callable[[], list[int]], ends: float, interrupted: Interrupted) -> bool:
+        """Whether nothing is missing any more at the time `ends`."""
+        next_warning, quiet = time.monotonic() + QUIET, QUIET
         while steps := missing():
             now = time.monotonic()
             if now > ends or interrupted():
                 return False
-            if now > tell:
-                tell, told = now + QUIET * 4 ** (told + 1), told + 1
-                said = f"waiting for evaluations of steps {steps}, {ends - now:.0f} s more at the most"
-                alone = (
-                    "" if self.asked.beside is not None else f": `evaluate {self.run} --follow` makes them"
-                )
-                self._warn([said + alone])
+            if now > next_warning:
+                quiet *= 4
+                next_warning = now + quiet
+                hint = "" if self.requests.evaluator else f": `evaluate {self.run} --follow` makes them"
+                left = f"{ends - now:.0f} s more at the most"
+                self._warn(f"waiting for evaluations of steps {steps}, {left}{hint}")
             time.sleep(PAUSE)
-            self._looked = 0.0
-            self._hear()
+            self._next_poll = 0.0
+            self._poll()
         return True
 
-    def _last_word(self, interrupted: Interrupted) -> None:
-        """The first rank's: what is still to come, and the best."""
-        self._hear()
-        followed = self.asked.beside is not None or any(
-            one.status == "done" for one in self.judging.judged.values()
-        )
-        ends = time.monotonic() + (self.section.patience if followed else 0.0)
-        if self._await(lambda: self.judging.pending, ends, interrupted):
-            self._name(self._crown(ends, interrupted))
+    def _wait_for_the_rest(self, interrupted: Interrupted) -> None:
+        """On the first rank: the results that are still to come, and the best."""
+        self._poll()
+        followed = any(one.status == "done" for one in self.history.scored.values())
+        patience = self.requests.section.patience if self.requests.evaluator or followed else 0.0
+        ends = time.monotonic() + patience
+        if self._wait(lambda: self.history.pending, ends, interrupted):
+            self._name_best(self._winner(ends, interrupted))
         else:
-            said = f"not evaluated at the end: steps {self.judging.pending}"
-            self._warn([f"{said}; `evaluate {self.run} --follow` does it now"])
+            steps = self.history.pending
+            self._warn(f"not evaluated at the end: steps {steps}; `evaluate {self.run} --follow` does it now")
 
-    def _crown(self, ends: float, interrupted: Interrupted) -> int | None:
-        """The best of the finalists, on all held-out samples where that can be had."""
-        prefix, margin = self.judging.prefix, self.section.margin
-        near, winner = finalists(prefix, margin), best(prefix, margin)
-        there = [step for step in near if self.snapshots is not None and self.snapshots.path(step).is_dir()]
-        if self.whole or len(near) < 2 or there != near or self.asked.given_up:
-            return winner
-        for step in near:
-            self._take(self.asked.post(self.asked.finalist(step)))
-
-        def missing() -> list[int]:
-            return [step for step in near if step not in self._whole]
-
-        self._await(missing, ends, interrupted)
-        found = {step: one.loss for step, one in self._whole.items() if one.loss is not None}
-        if found.keys() != set(near):
-            return winner
-        winner = min(found, key=lambda step: (found[step], step))
-        losses = ", ".join(f"step {step} {loss:.4f}" for step, loss in sorted(found.items()))
-        said = f"the best is step {winner}: on all held-out samples {losses}"
-        self.events.emit("decision", {"step": self.progress.position, "said": said})
+    def _winner(self, ends: float, interrupted: Interrupted) -> int | None:
+        """The best of the finalists, on all held-out samples if their weights are still there."""
+        prefix, margin = self.history.prefix, self.requests.section.margin
+        steps, leader = finalists(prefix, margin), best(prefix, margin)
+        there = self.snapshots is not None and all(self.snapshots.path(step).is_dir() for step in steps)
+        if self.on_all_samples or len(steps) < 2 or not there or self.requests.given_up:
+            return leader
+        for step in steps:
+            self._receive(self.requests.post(self.requests.finalist(step)))
+        self._wait(lambda: [step for step in steps if step not in self._finalists], ends, interrupted)
+        losses = {step: one.loss for step, one in self._finalists.items() if one.loss is not None}
+        if losses.keys() != set(steps):
+            return leader
+        winner = min(losses, key=lambda step: (losses[step], step))
+        figures = ", ".join(f"step {step} {loss:.4f}" for step, loss in sorted(losses.items()))
+        sentence = f"the best is step {winner}: on all held-out samples {figures}"
+        self.events.emit("decision", {"step": self.progress.position, "said": sentence})
         return winner
 
-    def _name(self, step: int | None) -> None:
-        """Leave word which weights are the best. As long as only the beginning is known, none are. Inline
-        there is a checkpoint some time after this: until then the best before it stays named.
-        """
+    def _name_best(self, step: int | None) -> None:
+        """On the first rank. None is the best while only the beginning has a result."""
         if not self.ranks.first:
             return
-        judged = any(one.loss is not None for one in self.judging.judged.values() if one.step)
-        paths = (f"snapshots/snapshot-{step}", f"checkpoints/checkpoint-{step}") if judged else ()
-        there = next((path for path in paths if (self.run / path).is_dir()), None)
-        self._unnamed = step if paths and there is None else None
         try:
-            if there is None and (step is None or best_of(self.run) is None):
-                (self.run / BEST).unlink(missing_ok=True)
-            elif there is not None:
-                write_text(self.run / BEST, f"{there}\n")
+            self.best.name(step if self.history.losses.keys() - {0} else None)
         except OSError as error:
-            self._warn([f"which weights are the best cannot be written: {error.strerror}"])
+            self._warn(f"which weights are the best cannot be written: {error.strerror}")
 
-    def _warn(self, said: Iterable[str]) -> None:
-        for sentence in said:
+    def _warn(self, *sentences: str) -> None:
+        for sentence in sentences:
             self.events.emit("warning", {"said": sentence})
+
+
+def evaluation_of(
+    settled: Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events, branch: Branch
+) -> Evaluation | None:
+    """Inline on the trainer's own weights, or by snapshots for an evaluator; None without held-out data."""
+    config, plan, ranks, run = settled.config, settled.plan, settled.ranks, settled.directory
+    if settled.inputs.dev is None or not plan.evaluate_every:
+        ranks.decide(BestWeights(run).clear)  # of an earlier attempt
+        return None
+    exam, section = exam_of(config, plan, settled.inputs), config.evaluate
+    evaluator, inline = None, plan.evaluate_where == "inline"
+    if plan.evaluate_where == "beside":
+        if ranks.first:
+            try:
+                evaluator = start_beside(run, plan, section)
+            except UserError as error:
+                events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})
+        inline = ranks.decide(lambda: evaluator is None)
+    lag = plan.evaluate_every if section.lag == "auto" else section.lag
+    requests = Requests(
+        run=run,
+        exam_id=exam.id,
+        section=section,
+        history=progress.judging,
+        attempt=settled.attempt,
+        lag=lag if section.decides else 0,
+        evaluator=evaluator,
+        threads=plan.evaluate_threads,
+        expected=plan.evaluate_seconds,
+    )
+    checkpointer = Checkpointer(
+        run, rank=ranks.rank, ranks=ranks.count, run_id=settled.run_id, kind="snapshot"
+    )
+    snapshots = Snapshots(
+        run=run,
+        checkpointer=checkpointer,
+        attempt=settled.attempt,
+        state=lambda: moved(model, optimizer, ranks),
+        fingerprints=settled.prints,
+        facts={"template": plan.template, "method": config.adapt.method},
+    )
+    examiner = GlmExaminer(exam, model, ranks=ranks, divided=plan.shards > 1, by={"where": "inline"})
+    return Evaluation(
+        run=run,
+        attempt=settled.attempt,
+        ranks=ranks,
+        events=events,
+        plan=plan,
+        progress=progress,
+        branch=branch,
+        requests=requests,
+        decisions=Decisions(section, progress.judging, lag),
+        best=BestWeights(run),
+        on_all_samples=exam.looks == (len(exam.order),),
+        inline=examiner if inline else None,
+        snapshots=None if inline else snapshots,
+    )

@@ -201,7 +201,7 @@ class Saver:
             self.run,
             keep_of(self.section),
             run_id=self.run_id,
-            losses=self.progress.levels,
+            losses=self.progress.judging.losses,
             best=self.best(),
             pending=self.progress.judging.pending,
             jumped=self.progress.level.jumped,

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from glm_accelerate.assemble.tensors import TensorSource, put, trained
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
-from glm_accelerate.evaluate.statistics.decide import Judged, answered
+from glm_accelerate.evaluate.protocol.history import EvaluationHistory
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, load_optimizer_state, optimizer_state, shaped_otherwise
@@ -36,34 +36,6 @@ class Wide:
 
 
 @dataclass(slots=True)
-class Judging:
-    """What was asked of evaluations and what they answered: all decisions follow from that."""
-
-    asked: list[int] = field(default_factory=list[int])  # steps
-    judged: dict[int, Judged] = field(default_factory=dict[int, Judged])  # those that were answered
-    plan: str = ""  # what they ask: answers to anything else don't compare
-    told: int = -1  # up to which step what follows was decided, and told
-    lowered: int = 0  # how often the learning rate was while something else was asked
-
-    @property
-    def pending(self) -> list[int]:
-        """Steps whose evaluation is still to come."""
-        return [step for step in self.asked if step not in self.judged]
-
-    @property
-    def prefix(self) -> list[Judged]:
-        """What was answered, up to the first step that is still to come."""
-        return answered(self.asked, self.judged)
-
-    @staticmethod
-    def from_json(said: Mapping[str, Any]) -> "Judging":
-        """What `asdict` gave, after JSON made words of steps."""
-        judged = {int(step): Judged(**one) for step, one in said["judged"].items()}
-        rest = {name: said[name] for name in ("plan", "told", "lowered") if name in said}  # not in the first
-        return Judging(said["asked"], judged, **rest)
-
-
-@dataclass(slots=True)
 class Progress:
     """Where a run stands. The one mutable object of the training loop."""
 
@@ -73,7 +45,7 @@ class Progress:
     bad: int = 0  # all of them
     tokens: int = 0  # unpadded, over the whole run
     losses: dict[int, float] = field(default_factory=dict)  # held-out loss by step
-    judging: Judging = field(default_factory=Judging)
+    judging: EvaluationHistory = field(default_factory=EvaluationHistory)  # of evaluations
     level: Level = field(default_factory=Level)  # of the training loss
     scale: Scale | None = None  # of the loss, in float16
     wide: Wide | None = None  # in float16, once it is measured
@@ -95,14 +67,9 @@ class Progress:
         if applied:
             self.level = follow(self.level, step.number, loss)
 
-    @property
-    def levels(self) -> dict[int, float]:
-        """Held-out losses that compare, whatever number of samples each was measured on."""
-        return {step: one.loss for step, one in self.judging.judged.items() if one.loss is not None}
-
     def to_json(self) -> dict[str, Any]:
         """For state.json."""
-        return asdict(self)
+        return asdict(self) | {"judging": self.judging.to_json()}
 
     @staticmethod
     def from_json(said: dict[str, Any]) -> "Progress":
@@ -114,7 +81,9 @@ class Progress:
         return Progress(
             **rest,
             losses=losses,
-            judging=Judging.from_json(said["judging"]) if "judging" in said else Judging(),
+            judging=EvaluationHistory.from_json(said["judging"])
+            if "judging" in said
+            else EvaluationHistory(),
             level=level,
             scale=None if scale is None else Scale(**scale),
             wide=None if wide is None else Wide(wide["step"], tuple(wide["layers"])),

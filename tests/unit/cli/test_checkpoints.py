@@ -11,7 +11,7 @@ from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.protocol.ledger import ask, publish
+from glm_accelerate.evaluate.protocol.ledger import post, publish
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings, Request
 
 
@@ -62,7 +62,7 @@ def test_what_evaluations_beside_training_found_counts(
         save(tmp_path, step, 1, weights={}, optimizer={}, state={}, fingerprints={}, facts={"loss": None})
     for step, loss in ((1, 2.5), (3, 2.0), (4, 2.25), (5, 2.125)):
         publish(tmp_path, Findings(EvaluationResult(step, "0123abcd", 1, "done", loss=loss)))
-    ask(tmp_path, Request(2, "0123abcd", 1, "snapshots/snapshot-2"))
+    post(tmp_path, Request(2, "0123abcd", 1, "snapshots/snapshot-2"))
     assert main(["checkpoints", str(tmp_path), "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
     assert {one["step"]: one["loss"] for one in seen} == {5: 2.125, 4: 2.25, 3: 2.0, 2: None, 1: 2.5}

@@ -8,7 +8,7 @@ from glm_accelerate.cli.findings import as_json, show
 from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult, Findings, Prediction
 
 RESULT = EvaluationResult(
-    step=400, plan="0123abcd", attempt=0, status="done", loss=2.1139, ci95=(2.08, 2.15), samples=700,
+    step=400, exam_id="0123abcd", attempt=0, status="done", loss=2.1139, ci95=(2.08, 2.15), samples=700,
     asked=128, total=4000,
     metrics={"exact_match": 0.25, "my[red].py:score": 31.4159},
     intervals={"exact_match": (0.2, 0.31)}, seconds=12.04,

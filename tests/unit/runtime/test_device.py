@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.cli.evaluate import _device
+from glm_accelerate.cli.opening import device_from
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime import device
 from glm_accelerate.runtime.device import (
@@ -24,7 +24,7 @@ from glm_accelerate.runtime.errors import UserError
 
 
 def evaluator(device: str) -> object:
-    return _device(argparse.Namespace(device=device, threads=None))
+    return device_from(argparse.Namespace(device=device, threads=None))
 
 
 def test_the_device_works() -> None:

@@ -1,6 +1,6 @@
-"""What a model says to the prompts of held-out samples, and how good that is.
+"""A model's answers to the prompts of held-out samples, and their scores.
 
-samples -split-> prompts -generate-> answers -Grader (processes of its own)-> scores -> means with intervals
+samples -split-> prompts -generate-> answers -Grader (its own processes)-> scores -> means with intervals
 Ranks that hold the whole model each answer a share.
 """
 
@@ -21,23 +21,23 @@ from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.runtime.errors import UserError
 
 Watch = Callable[[str, int, int], None]  # what, how many are done, of how many
-Share = tuple[Sequence[tuple[int, str, Mapping[str, float]]], Sequence[str]]  # of a rank; and what failed
+Share = tuple[Sequence[tuple[int, str, Mapping[str, float]]], Sequence[str]]  # a rank's scores, failures
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Predictions in the exam's order, the mean of each metric over them, and why one is missing."""
+    """Predictions in the exam's order, the mean of each metric over them, and why metrics are missing."""
 
     predictions: tuple[Prediction, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
-    troubles: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
-def ask(model: Decoder, exam: Exam, count: int, watch: Watch, ranks: Ranks = ALONE) -> Answers:
-    """To the first `count` samples of the exam. What has no question or no answer is left out.
+def answer_prompts(model: Decoder, exam: Exam, count: int, watch: Watch, ranks: Ranks = ALONE) -> Answers:
+    """Of the first `count` samples of the exam. Samples without a prompt or a reference are left out.
 
-    Each of `ranks` answers its share, and all hear everything.
+    Each of `ranks` answers its share, and all return the same.
     """
 
     def text(ids: Sequence[int]) -> str:
@@ -45,63 +45,63 @@ def ask(model: Decoder, exam: Exam, count: int, watch: Watch, ranks: Ranks = ALO
         return exam.tokenizer.decode(ids, skip_special=False)
 
     cases = [split(exam.held_out[int(number)], exam.stops) for number in exam.order[:count]]
-    asked = [(place, case) for place, case in enumerate(cases) if case is not None]
-    if not asked:
+    complete = [(place, case) for place, case in enumerate(cases) if case is not None]
+    if not complete:
         raise UserError("no held-out sample has a question and an answer", cure="evaluate.metrics: [loss]")
-    prompts = [prompt for _, (prompt, _) in asked]
-    references = [text(reference) for _, (_, reference) in asked]
+    prompts = [prompt for _, (prompt, _) in complete]
+    references = [text(reference) for _, (_, reference) in complete]
 
     def answer(mine: range) -> Share:
         answers: dict[int, str] = {}
         with Grader(exam.metrics) as grader:
 
-            def take(index: int, tokens: list[int]) -> None:
+            def grade(index: int, tokens: list[int]) -> None:
                 number = mine[index]
                 answers[number] = text(tokens)
                 grader.put(number, references[number].strip(), answers[number].strip())
                 watch("answers", len(answers), len(mine))
 
-            read = [prompts[number] for number in mine]
-            generate(model, read, stops=exam.stops, max_new_tokens=exam.max_new_tokens, on_answer=take)
-            scores, troubles = grader.scores(), grader.troubles()
-        return [(number, answers[number], scores[number]) for number in mine], troubles
+            own = [prompts[number] for number in mine]
+            generate(model, own, stops=exam.stops, max_new_tokens=exam.max_new_tokens, on_answer=grade)
+            scores, failures = grader.scores(), grader.failures()
+        return [(number, answers[number], scores[number]) for number in mine], failures
 
-    shares = _together(answer, range(ranks.rank, len(asked), ranks.count), ranks)
+    shares = _gather(answer, range(ranks.rank, len(complete), ranks.count), ranks)
     scored = sorted(each for share, _ in shares for each in share)
-    troubles = tuple(dict.fromkeys(trouble for _, said in shares for trouble in said))
-    named = set[str].intersection(*(set(scores) for _, _, scores in scored))  # what failed nowhere
+    failures = tuple(dict.fromkeys(failure for _, failures in shares for failure in failures))
+    computed = set[str].intersection(*(set(scores) for _, _, scores in scored))  # metrics that never failed
     predictions = tuple(
         Prediction(
             text(prompts[number]),
             references[number],
-            said,
-            {name: score for name, score in scores.items() if name in named},
+            answer,
+            {name: score for name, score in scores.items() if name in computed},
         )
-        for number, said, scores in scored
+        for number, answer, scores in scored
     )
-    metrics, intervals = _summary(exam, count, [place for place, _ in asked], predictions)
-    return Answers(predictions, metrics, intervals, troubles)
+    metrics, intervals = _summary(exam, count, [place for place, _ in complete], predictions)
+    return Answers(predictions, metrics, intervals, failures)
 
 
-def _together(answer: Callable[[range], Share], mine: range, ranks: Ranks) -> list[Share]:
-    """Every rank's share. Where one fails, all hear of it in step, and fail."""
+def _gather(answer: Callable[[range], Share], mine: range, ranks: Ranks) -> list[Share]:
+    """Every rank's share. If one fails, all learn of it in step, and fail."""
     share: Share = [], []
     try:
         share = answer(mine) if mine else share
     except Exception as error:
-        ranks.gather([str(error), share])  # the others wait to hear of it, whatever it is
+        ranks.gather([str(error), share])  # the others wait, whatever the error is
         raise
-    said = ranks.gather([None, share])
-    for rank, (why, _) in enumerate(said):
-        if why is not None:
-            raise UserError(f"rank {rank} could not answer its share: {why}")
-    return [share for _, share in said]
+    gathered = ranks.gather([None, share])
+    for rank, (reason, _) in enumerate(gathered):
+        if reason is not None:
+            raise UserError(f"rank {rank} could not answer its share: {reason}")
+    return [share for _, share in gathered]
 
 
 def _summary(
     exam: Exam, count: int, places: Sequence[int], predictions: Sequence[Prediction]
 ) -> tuple[dict[str, float], dict[str, Interval]]:
-    """The mean of each metric, and its interval; `places`: of the predictions among the samples drawn."""
+    """The mean of each metric and its interval. `places`: the predictions' indices among the samples."""
     metrics: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     for name in predictions[0].scores:

@@ -1,6 +1,6 @@
-"""One evaluation of a GLM: as many samples as the answer needs, then what it generates.
+"""One evaluation of a GLM: the loss of as many samples as the comparison needs, then its answers.
 
-first look -losses-> compared with the best's on the same samples -enough?-> or the next look ... -> Findings
+first look -losses-> compared with the baseline's -decided?-> else the next look ... -> answers -> Findings
 """
 
 import math
@@ -19,14 +19,20 @@ from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.pack import Arrangement, pack
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.types import Sample
-from glm_accelerate.evaluate.measuring.answers import Answers, Watch, ask
+from glm_accelerate.evaluate.measuring.answers import Answers, Watch, answer_prompts
 from glm_accelerate.evaluate.measuring.exam import Exam
 from glm_accelerate.evaluate.measuring.losses import document_losses
 from glm_accelerate.evaluate.measuring.metrics import needs_answers
-from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult, Findings, Request
-from glm_accelerate.evaluate.statistics.intervals import Items, loss_interval, paired
+from glm_accelerate.evaluate.protocol.messages import (
+    Comparison,
+    EvaluationResult,
+    Findings,
+    Request,
+    failure,
+)
+from glm_accelerate.evaluate.statistics.intervals import SampleLosses, loss_interval, paired
 from glm_accelerate.evaluate.statistics.looks import level_of, looks, verdict
-from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, choose
+from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, draw_order
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.decoder import Decoder
@@ -34,28 +40,32 @@ from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
 
-SEED = 0  # of the choice of samples: not the run's, so that runs compare too
+SEED = 0  # of the order of samples: not the run's, so that runs compare too
 CHECKED = 16  # samples on which reduced precision is compared with full
 
 Load = Callable[[Path], None]  # puts a snapshot's weights into the model
 
 
-def choice_of(store: Store) -> SampleOrder:
+def ignore_progress(what: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def sample_order_of(store: Store) -> SampleOrder:
     """The order in which its samples are evaluated."""
     sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
-    return choose(store.lengths, sources, SEED)
+    return draw_order(store.lengths, sources, SEED)
 
 
 def exam_of(config: RunConfig, plan: RunPlan, inputs: Inputs) -> Exam:
-    """What the config asks of every step."""
+    """What the config has every step evaluated on."""
     held_out, section = inputs.dev, config.evaluate
     assert held_out is not None
-    choice = choice_of(held_out)
+    drawn = sample_order_of(held_out)
     total, most = len(held_out), plan.evaluate_samples
     return Exam(
         held_out=held_out,
-        order=choice.order,
-        strata=choice.strata,
+        order=drawn.order,
+        strata=drawn.strata,
         looks=looks(total, most) if section.samples == "auto" else (most,),
         micro_tokens=plan.micro_tokens,
         tokenizer=inputs.tokenizer,
@@ -68,33 +78,33 @@ def exam_of(config: RunConfig, plan: RunPlan, inputs: Inputs) -> Exam:
 
 @dataclass(slots=True)
 class GlmExaminer:
-    """Answers requests about one model. `load`: how weights come into it; None: they are there already, as
-    inline, and nothing can be measured of an earlier step any more.
+    """Evaluates requests for one model. `load` puts weights into it; None: inline, its weights are those to
+    evaluate, and nothing more can be measured of an earlier step.
     """
 
     exam: Exam
     model: Decoder
     load: Load | None = None
-    ranks: Ranks = ALONE  # all of them examine together, and find the same
-    divided: bool = False  # over the ranks: then all do the same passes
+    ranks: Ranks = ALONE  # all of them examine together and return the same
+    divided: bool = False  # the model over the ranks: then all do the same passes
     by: dict[str, str] = field(default_factory=dict[str, str])
     check: bool = False  # whether the precision is compared with float32, once
-    watch: Watch = lambda what, done, total: None  # hears how far it is
+    watch: Watch = ignore_progress
 
     @property
-    def plan(self) -> str:
-        return self.exam.plan
+    def exam_id(self) -> str:
+        return self.exam.id
 
-    def examine(self, request: Request, run: str, against: Items | None) -> Findings:
-        """`against`: what was measured of the step that `request` names. Raises what is wrong."""
+    def examine(self, request: Request, run: str, baseline: SampleLosses | None) -> Findings:
+        """`baseline`: the losses of the step that the request is compared with."""
         began = time.perf_counter()
         exam, total = self.exam, len(self.exam.order)
         if self.load is not None:
             self.load(Path(run) / request.weights)
         if self.check:
             self.check, self.by = False, {**self.by, "float32 differs by": f"{self._difference():.2g}"}
-        items, compared, extended = self._loss(request, run, against)
-        mean, ci95 = loss_interval(items, exam.strata, total) if len(items.losses_N) else (None, None)
+        losses, comparison, more_baseline = self._loss(request, run, baseline)
+        mean, ci95 = loss_interval(losses, exam.strata, total) if len(losses.losses_N) else (None, None)
         if mean is not None and not math.isfinite(mean):
             raise UserError("the held-out loss is not finite")
         count = total if request.whole else exam.looks[0]
@@ -102,30 +112,30 @@ class GlmExaminer:
         try:
             if needs_answers(exam.metrics):
                 sharing = ALONE if self.divided else self.ranks  # divided, it takes all ranks for each token
-                answers = ask(self.model, exam, count, self.watch, sharing)
+                answers = answer_prompts(self.model, exam, count, self.watch, sharing)
         except Exception as error:
             if mean is None or self.divided:
                 raise
-            answers = Answers(troubles=(_worded(error),))  # what was measured before counts
+            answers = Answers(failures=(_reason(error),))  # the loss counts all the same
         result = EvaluationResult(
             step=request.step,
-            plan=request.plan,
+            exam_id=request.exam_id,
             attempt=request.attempt,
             status="done",
             loss=mean,
             ci95=ci95,
-            samples=len(items.losses_N),
+            samples=len(losses.losses_N),
             asked=count if answers.predictions else 0,
             answers=len(answers.predictions),
             total=total,
             metrics=answers.metrics,
             intervals=answers.intervals,
             seconds=round(time.perf_counter() - began, 3),
-            against=compared,
-            reason="; ".join(answers.troubles) or None,
+            against=comparison,
+            reason="; ".join(answers.failures) or None,
             by=self.by,
         )
-        return Findings(result, items, answers.predictions, extended)
+        return Findings(result, losses, answers.predictions, more_baseline)
 
     def smaller(self) -> bool:
         """After it ran out of memory: whether passes of half the size can be tried."""
@@ -136,72 +146,73 @@ class GlmExaminer:
         return True
 
     def _loss(
-        self, request: Request, run: str, against: Items | None
-    ) -> tuple[Items, Comparison | None, Items | None]:
-        """Of as many samples as are needed; the comparison; and what else was measured of the best."""
+        self, request: Request, run: str, baseline: SampleLosses | None
+    ) -> tuple[SampleLosses, Comparison | None, SampleLosses | None]:
+        """The losses of as many samples as are needed; the comparison; the baseline's, if it has more now."""
         exam, total = self.exam, len(self.exam.order)
-        items, compared = Items.none(), None
+        losses, comparison = SampleLosses.empty(), None
         if "loss" not in exam.metrics:
-            return items, None, None
+            return losses, None, None
         counts = (total,) if request.whole else exam.looks
-        best, level = against, level_of(counts)
+        extended, level = baseline, level_of(counts)
         for look, count in enumerate(counts, 1):
-            items = items.and_then(self.measure(exam.order[len(items.losses_N) : count]))
-            if best is None:
-                if self.load is None:  # later steps are compared with this one, which cannot come back
+            losses = losses.followed_by(self.measure(exam.order[len(losses.losses_N) : count]))
+            if extended is None:
+                if self.load is None:  # later steps are compared with this one, whose weights will be gone
                     continue
                 break
-            best = self._reaching(count, best, request, run)
-            compared = _compare(request, exam, items, best, level, look, len(counts))
-            said = "undecided" if compared is None else compared.verdict
-            alone = len(best.losses_N) < count  # more of this step's would be compared with nothing
-            if said in ("worse", "tied") or (self.load is not None and (said == "better" or alone)):
+            extended = self._extend(extended, count, request, run)
+            comparison = _compare(request, exam, losses, extended, level, look, len(counts))
+            outcome = "undecided" if comparison is None else comparison.verdict
+            exhausted = len(extended.losses_N) < count  # the baseline has no more samples to compare with
+            if outcome in ("worse", "tied") or (self.load is not None and (outcome == "better" or exhausted)):
                 break
-        grown = best is not None and against is not None and len(best.losses_N) > len(against.losses_N)
-        return items, compared, best if grown else None
+        if baseline is None or extended is None or len(extended.losses_N) <= len(baseline.losses_N):
+            return losses, comparison, None
+        return losses, comparison, extended
 
-    def _reaching(self, count: int, best: Items, request: Request, run: str) -> Items:
-        """What is known of the best, of so many samples if its weights can be had."""
-        measured = len(best.losses_N)
+    def _extend(self, baseline: SampleLosses, count: int, request: Request, run: str) -> SampleLosses:
+        """The baseline's losses of `count` samples, if its weights are still there."""
+        measured = len(baseline.losses_N)
         if measured >= count or self.load is None or request.against_weights is None:
-            return best
+            return baseline
         weights = Path(run) / request.against_weights
         if not weights.is_dir():
-            return best
+            return baseline
         self.load(weights)
         more = self.measure(self.exam.order[measured:count])
         self.load(Path(run) / request.weights)
-        return best.and_then(more)
+        return baseline.followed_by(more)
 
-    def measure(self, numbers: Sequence[int] | np.ndarray) -> Items:
-        """The losses of these samples; each rank goes through its share of the passes."""
-        taken = [self.exam.held_out[int(number)] for number in numbers]
-        losses_N, targets_N = np.zeros(len(taken)), np.zeros(len(taken))
-        if not taken:
-            return Items(losses_N, targets_N)
-        passes = pack([len(sample) for sample in taken], self.exam.micro_tokens)
-        lacking = self._pass_through(passes, taken, losses_N, targets_N)
-        failed, *both = self.ranks.total([lacking is not None, *losses_N, *targets_N])
-        if lacking is not None:
-            raise lacking
+    def measure(self, numbers: Sequence[int] | np.ndarray) -> SampleLosses:
+        """The losses of these samples; each rank computes its share of the passes."""
+        samples = [self.exam.held_out[int(number)] for number in numbers]
+        losses_N, targets_N = np.zeros(len(samples)), np.zeros(len(samples))
+        if not samples:
+            return SampleLosses(losses_N, targets_N)
+        passes = pack([len(sample) for sample in samples], self.exam.micro_tokens)
+        out_of_memory = self._compute(passes, samples, losses_N, targets_N)
+        failed, *both = self.ranks.total([out_of_memory is not None, *losses_N, *targets_N])
+        if out_of_memory is not None:
+            raise out_of_memory
         if failed:
             raise UserError("another rank ran out of memory", cure="evaluate fewer samples")
-        return Items(np.array(both[: len(taken)]), np.array(both[len(taken) :]))
+        return SampleLosses(np.array(both[: len(samples)]), np.array(both[len(samples) :]))
 
-    def _pass_through(
+    def _compute(
         self,
         passes: Sequence[Arrangement],
-        taken: Sequence[Sample],
+        samples: Sequence[Sample],
         losses_N: NDArray[np.float64],
         targets_N: NDArray[np.float64],
     ) -> RuntimeError | MemoryError | None:
-        """This rank's passes. A lack of memory is returned, so that all ranks hear of it in step; where they
-        compute together that cannot be.
+        """This rank's passes. Running out of memory is returned, so that all ranks learn of it in step; a
+        divided model cannot do that.
         """
         share, done = self.ranks.count, 0
         for first in range(0, len(passes), share):
             mine = first + self.ranks.rank
-            batch = collate(passes[mine], taken) if mine < len(passes) else empty_batch()
+            batch = collate(passes[mine], samples) if mine < len(passes) else empty_batch()
             try:
                 losses_D, targets_D = document_losses(self.model, batch)
             except (RuntimeError, MemoryError) as error:
@@ -211,7 +222,7 @@ class GlmExaminer:
             places = [place for row in passes[mine].rows for place in row] if mine < len(passes) else []
             losses_N[places], targets_N[places] = losses_D[: len(places)], targets_D[: len(places)]
             done += len(places)
-            self.watch("held-out loss", done, len(taken))
+            self.watch("held-out loss", done, len(samples))
         return None
 
     def _difference(self) -> float:
@@ -226,14 +237,12 @@ class GlmExaminer:
 
 
 def failed(request: Request, error: Exception) -> Findings:
-    """What is published where an evaluation could not be made."""
-    return Findings(
-        EvaluationResult(request.step, request.plan, request.attempt, "failed", reason=_worded(error))
-    )
+    """What is published of an evaluation that raised an error."""
+    return Findings(failure(request, "failed", _reason(error)))
 
 
-def _worded(error: Exception) -> str:
-    """What was raised. What a device or another process has come to is: nothing goes on after that."""
+def _reason(error: Exception) -> str:
+    """The error in words. Of a device, or of another rank, it is raised again: nothing goes on after that."""
     if isinstance(error, UserError | OSError):
         return str(error)
     if not isinstance(error, RuntimeError | MemoryError):
@@ -244,12 +253,18 @@ def _worded(error: Exception) -> str:
 
 
 def _compare(
-    request: Request, exam: Exam, items: Items, best: Items, level: float, look: int, declared: int
+    request: Request,
+    exam: Exam,
+    losses: SampleLosses,
+    baseline: SampleLosses,
+    level: float,
+    look: int,
+    declared: int,
 ) -> Comparison | None:
     assert request.against is not None
-    difference, interval = paired(items, best, exam.strata, len(exam.order), level)
+    difference, interval = paired(losses, baseline, exam.strata, len(exam.order), level)
     if interval is None:
         return None
     step = int(request.against.partition("-")[0])
-    said = verdict(interval, exam.margin)
-    return Comparison(step, request.against, difference, interval, said, look, declared)
+    outcome = verdict(interval, exam.margin)
+    return Comparison(step, request.against, difference, interval, outcome, look, declared)

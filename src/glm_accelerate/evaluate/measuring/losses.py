@@ -1,10 +1,9 @@
-"""What a model loses on what it has to produce, sample by sample, and the question that a sample asks.
+"""The loss of each sample, and its split into prompt and reference.
 
-Letters: S positions that have a target, D documents of a batch, N samples, V vocabulary.
+Shape suffixes: S positions that have a target, D documents of a batch, N samples, V vocabulary.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -12,42 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glm_accelerate.data.types import IGNORED, Batch, Sample
-from glm_accelerate.evaluate.statistics.intervals import Items
+from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.generate.answer import evaluating
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.runtime.errors import UserError
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits alive at once
-OPENING = 2  # tokens before everything else, in every template; before a plain document there are no others
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The mean over all targets."""
-
-    mean: float
-    targets: int
-    samples: int
-
-
-def held_out_loss(model: Decoder, batches: Iterable[Batch]) -> Loss:
-    """Cross-entropy over every target of the batches; samples without a target don't count."""
-    lost, targets, samples = 0.0, 0, 0
-    for batch in batches:
-        losses_D, targets_D = document_losses(model, batch)
-        lost += float(losses_D.sum())
-        targets += int(targets_D.sum())
-        samples += int(np.count_nonzero(targets_D))
-    if not targets:
-        raise UserError("no held-out sample has a target", cure="see what `data CONFIG` says was dropped")
-    return Loss(lost / targets, targets, samples)
+OPENING = 2  # special tokens that every template begins with; a plain document has no others before it
 
 
 @torch.inference_mode()
 def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each document, row after row: the sum of its targets' losses, and how many targets it has. A row's
-    padding is a document without targets.
+    """For each document, row after row: the sum of its targets' losses, and its number of targets. A row's
+    padding counts as a document without targets.
     """
     device = model.embed.device
     labels_N = torch.from_numpy(batch.labels_RT).flatten()
@@ -65,9 +41,9 @@ def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], 
 
 
 @torch.inference_mode()
-def sample_losses(logits_of: Callable[[Tensor], Tensor], samples: Sequence[Sample]) -> Items:
-    """The same of any model at all, one sample at a time. `logits_of`: tokens_1T to logits_1TV, on any
-    device; of a module from transformers, in evaluation mode:
+def sample_losses(logits_of: Callable[[Tensor], Tensor], samples: Sequence[Sample]) -> SampleLosses:
+    """The same for any model, one sample at a time. `logits_of`: tokens_1T to logits_1TV, on any device. For
+    a module of transformers in evaluation mode:
 
         sample_losses(lambda tokens_1T: module(tokens_1T.to(device)).logits, samples)
     """
@@ -75,14 +51,14 @@ def sample_losses(logits_of: Callable[[Tensor], Tensor], samples: Sequence[Sampl
     targets_N = np.array([sample.targets[1:].sum() for sample in samples], np.float64)
     for number in np.flatnonzero(targets_N).tolist():
         tokens_T = torch.from_numpy(samples[number].tokens).long()
-        learnt_S = torch.from_numpy(samples[number].targets[1:]).nonzero()[:, 0]
+        target_S = torch.from_numpy(samples[number].targets[1:]).nonzero()[:, 0]
         logits_1TV = logits_of(tokens_T[None])
-        logits_SV = logits_1TV[0, learnt_S.to(logits_1TV.device)]
-        labels_S = tokens_T[learnt_S + 1].to(logits_SV.device)
+        logits_SV = logits_1TV[0, target_S.to(logits_1TV.device)]
+        labels_S = tokens_T[target_S + 1].to(logits_SV.device)
         losses_N[number] = torch.nn.functional.cross_entropy(
-            _wide(logits_SV), labels_S, reduction="sum"
+            _in_float32(logits_SV), labels_S, reduction="sum"
         ).item()
-    return Items(losses_N, targets_N)
+    return SampleLosses(losses_N, targets_N)
 
 
 def _target_losses(model: Decoder, hidden_SH: Tensor, labels_S: Tensor) -> Tensor:
@@ -90,24 +66,26 @@ def _target_losses(model: Decoder, hidden_SH: Tensor, labels_S: Tensor) -> Tenso
     rows = max(64, CHUNK_BYTES // (4 * model.sizes.vocabulary))
     losses = [torch.zeros(0, device=hidden_SH.device)]
     for hidden, labels in zip(hidden_SH.split(rows), labels_S.split(rows), strict=True):
-        losses.append(torch.nn.functional.cross_entropy(_wide(model.head(hidden)), labels, reduction="none"))
+        losses.append(
+            torch.nn.functional.cross_entropy(_in_float32(model.head(hidden)), labels, reduction="none")
+        )
     return torch.cat(losses)
 
 
-def _wide(logits_SV: Tensor) -> Tensor:
+def _in_float32(logits_SV: Tensor) -> Tensor:
     return logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()
 
 
 def split(sample: Sample, stops: Collection[int]) -> tuple[list[int], list[int]] | None:
-    """A sample's prompt and reference: the last run of targets is the reference, less its stop token, and the
-    prompt ends before it. So no token of the answer is ever in the prompt. None where nothing is asked, as in
-    a plain document, or nothing answered.
+    """A sample's prompt and reference. The reference is the last run of targets without its stop token; the
+    prompt ends before it, so it never contains a token of the answer. None if there is no prompt, as in a
+    plain document, or no reference.
     """
-    learnt = np.flatnonzero(sample.targets)
-    if not len(learnt):
+    targets = np.flatnonzero(sample.targets)
+    if not len(targets):
         return None
-    breaks = np.flatnonzero(np.diff(learnt) > 1)
-    first, last = int(learnt[breaks[-1] + 1] if len(breaks) else learnt[0]), int(learnt[-1])
+    breaks = np.flatnonzero(np.diff(targets) > 1)
+    first, last = int(targets[breaks[-1] + 1] if len(breaks) else targets[0]), int(targets[-1])
     prompt, reference = sample.tokens[:first].tolist(), sample.tokens[first : last + 1].tolist()
     if reference[-1] in stops:
         reference.pop()

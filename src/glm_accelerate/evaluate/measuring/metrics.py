@@ -1,5 +1,5 @@
-"""The metrics of an answer by name: exact_match, bleu, rouge_1, rouge_2, rouge_l (`rouge` is all three), or a
-user's own plain function as FILE.py:FUNCTION, called as function(reference, answer) -> float.
+"""Metrics of an answer by name: exact_match, bleu, rouge_1, rouge_2, rouge_l (`rouge` is all three), or the
+user's own function as FILE.py:FUNCTION, called as function(reference, answer) -> float.
 """
 
 import ast
@@ -18,17 +18,17 @@ Metric = Callable[[str, str], float]
 
 TEXT = ("bleu", *ROUGE)
 BUILT_IN = ("exact_match", *TEXT)
-LARGEST = 1e50  # whose powers are still numbers
+LARGEST = 1e50  # its powers are still finite
 
 
 def needs_answers(metrics: Sequence[str]) -> bool:
-    """Whether anything but the loss is asked for."""
+    """Whether any of them is computed from answers."""
     return any(name != "loss" for name in metrics)
 
 
 def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
-    """What is scored of answers, each once and by its full name. Refuses what could not be computed; nothing
-    of a user's file is run for that.
+    """The metrics of answers, each once and by its full name. Refuses what could not be computed, without
+    running the user's file.
     """
     names: dict[str, None] = {}
     for name in metrics:
@@ -44,20 +44,20 @@ def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def require_trust(config: Path, metrics: Sequence[str]) -> None:
-    """For metrics that a run's own config names: whoever made the run would have their code executed."""
+    """Before executing metrics that a run's config names: the run may come from somebody else."""
     own = next((name for name in metrics if ".py:" in name), None)
     if own is not None:
         cure = "--trust, if you know what that file does"
         raise UserError(f"this run's config names code to execute: {own}", where=config, cure=cure)
 
 
-def meanings(metrics: Sequence[str]) -> list[str]:
-    """What each stands for: a user's own is its name and what is in its file."""
+def fingerprints(metrics: Sequence[str]) -> list[str]:
+    """Each metric's name; with the user's own a digest of the file."""
     return sorted(f"{name} {_content(name)}" if ".py:" in name else name for name in metrics)
 
 
 class Scorer:
-    """Some metrics, loaded once. A user's own that cannot be loaded is in `broken`, with the reason."""
+    """Some metrics, loaded once. `broken`: the user's own that cannot be loaded, with the reason."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.broken: dict[str, str] = {}
@@ -69,11 +69,11 @@ class Scorer:
             if name not in BUILT_IN:
                 try:
                     self._own[name] = _load(name)
-                except Exception as error:  # noqa: BLE001  whatever a user's file raises is told with the result
-                    self.broken[name] = _told(error)
+                except Exception as error:  # noqa: BLE001  whatever a user's file raises becomes part of the result
+                    self.broken[name] = _reason(error)
 
     def __call__(self, reference: str, answer: str) -> tuple[dict[str, float], dict[str, str]]:
-        """The scores, and what those raised that have none."""
+        """The scores, and the errors of metrics without one."""
         scores = {"exact_match": float(reference.strip() == answer.strip())} if self._exact else {}
         if self._text:
             scores |= text_scores(self._text, reference, answer, self._cut)
@@ -84,13 +84,13 @@ class Scorer:
                 if not abs(score) < LARGEST:
                     raise ValueError(f"it returned {score}")
                 scores[name] = score
-            except Exception as error:  # noqa: BLE001  whatever it raises is told with the result
-                raised[name] = _told(error)
+            except Exception as error:  # noqa: BLE001  whatever it raises becomes part of the result
+                raised[name] = _reason(error)
         return scores, raised
 
 
 def _load(name: str) -> Metric:
-    """Runs the user's file as an import does. It finds modules beside it, as a script would."""
+    """Import the user's file. It finds modules beside it, as a script does."""
     path, _, function = name.rpartition(":")
     spec = spec_from_file_location(Path(path).stem, Path(path).absolute())
     assert spec is not None
@@ -107,7 +107,7 @@ def _content(name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
 
@@ -124,24 +124,24 @@ def _check_own(name: str) -> None:
         ) from error
     except ValueError as error:  # zero bytes, in Python 3.11
         raise UserError(f"the metric's file is not Python: {error}", where=path) from error
-    bound: dict[str, ast.stmt] = {}
+    definitions: dict[str, ast.stmt] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            bound[node.name] = node
+            definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            bound |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+            definitions |= {target.id: node for target in targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.ImportFrom | ast.Import):
-            bound |= {alias.asname or alias.name: node for alias in node.names}
-    found = bound.get(function)
-    if found is None:
-        nearest = get_close_matches(function, bound, n=1)
+            definitions |= {alias.asname or alias.name: node for alias in node.names}
+    definition = definitions.get(function)
+    if definition is None:
+        nearest = get_close_matches(function, definitions, n=1)
         raise UserError(
             f"there is no function {function!r}", where=path, cure=f"{nearest[0]}?" if nearest else None
         )
-    if isinstance(found, ast.FunctionDef) and not _takes_two(found.args):
+    if isinstance(definition, ast.FunctionDef) and not _takes_two(definition.args):
         cure = f"def {function}(reference: str, answer: str) -> float"
-        raise UserError("a metric is called with two texts", where=f"{path}:{found.lineno}", cure=cure)
+        raise UserError("a metric is called with two texts", where=f"{path}:{definition.lineno}", cure=cure)
 
 
 def _takes_two(arguments: ast.arguments) -> bool:

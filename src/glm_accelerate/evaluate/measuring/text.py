@@ -1,6 +1,6 @@
-"""How near an answer is to its reference: BLEU-4 and ROUGE-1/2/L over the words that jieba cuts, Chinese or
-English: to the last digit what GLM-4's fine-tune script gets from nltk and rouge_chinese for two texts.
-Their oddities are kept so that figures compare; an empty answer scores 0 where theirs raises.
+"""BLEU-4 and ROUGE-1/2/L of an answer over the words that jieba cuts, Chinese or English: to the last digit
+what GLM-4's fine-tune script gets from nltk and rouge_chinese for two texts. Their oddities are kept so that
+figures compare; an empty answer scores 0 where theirs raises.
 """
 
 import math
@@ -20,8 +20,8 @@ ENDED = re.compile(r"([。！？?]|\.{6})([^”’])")
 
 
 def word_cutter() -> Cut:
-    """jieba with its own dictionary, read anew (a second). The copy that jieba keeps among the machine's
-    temporary files could be anybody's, and it would be unmarshalled as it is.
+    """jieba with its own dictionary, read again (a second): the copy that jieba caches in the machine's
+    temporary folder could be anybody's, and jieba would unmarshal it.
     """
     require_jieba()
     with warnings.catch_warnings():
@@ -34,26 +34,26 @@ def word_cutter() -> Cut:
 
 
 def require_jieba() -> None:
-    """BLEU and ROUGE cannot do without."""
+    """BLEU and ROUGE need it."""
     if find_spec("jieba") is None:
         cure = "pip install 'glm-accelerate[metrics]', or evaluate.metrics without bleu and rouge"
         raise UserError("bleu and rouge need the package jieba, which cuts Chinese into words", cure=cure)
 
 
 def bleu_4(reference: Words, answer: Words) -> float:
-    """From 0 to 1. The first order without a match counts half a match, the next a quarter, and so on (method
-    3 of Chen and Cherry, 2014). Blanks are words here.
+    """From 0 to 1. The first order without a match counts as half a match, the next as a quarter, and so on
+    (method 3 of Chen and Cherry, 2014). Blanks count as words.
     """
     logs: list[float] = []
     share = 1.0
     for order in range(1, 5):
-        said = Counter(_grams(answer, order))
-        matches = (said & Counter(_grams(reference, order))).total()
+        grams = Counter(_grams(answer, order))
+        matches = (grams & Counter(_grams(reference, order))).total()
         if not matches:
             if order == 1:
                 return 0.0
             share /= 2
-        logs.append(0.25 * math.log((matches or share) / max(1, said.total())))
+        logs.append(0.25 * math.log((matches or share) / max(1, grams.total())))
     brevity = 1.0 if len(answer) > len(reference) else math.exp(1 - len(reference) / len(answer))
     return brevity * math.exp(math.fsum(logs))
 
@@ -65,9 +65,9 @@ def rouge_words(words: Words) -> list[str]:
 
 
 def rouge_n(reference: Words, answer: Words, order: int) -> float:
-    """F1 of the runs of so many words, each counted once, from 0 to 1."""
-    said, right = set(_grams(answer, order)), set(_grams(reference, order))
-    return _f1(len(said & right), len(right), len(said))
+    """F1 of the runs of `order` words, each counted once, from 0 to 1."""
+    answered, expected = set(_grams(answer, order)), set(_grams(reference, order))
+    return _f1(len(answered & expected), len(expected), len(answered))
 
 
 def rouge_l(reference: Words, answer: Words) -> float:
@@ -76,8 +76,8 @@ def rouge_l(reference: Words, answer: Words) -> float:
 
 
 def common(left: Words, right: Words) -> int:
-    """Length of the longest common subsequence. A row of its table is one large number, whose zero bits are
-    the places where the row grows (Hyyro, 2004): two thousand words take milliseconds, not seconds.
+    """Length of the longest common subsequence. A row of its table is one large integer, whose zero bits mark
+    where the row grows (Hyyro, 2004): two thousand words take milliseconds, not seconds.
     """
     places: dict[str, int] = {}
     for at, word in enumerate(left):
@@ -91,7 +91,7 @@ def common(left: Words, right: Words) -> int:
 
 
 def text_scores(names: Sequence[str], reference: str, answer: str, cut: Cut) -> dict[str, float]:
-    """Those of `names`, on the scales of the stock script: BLEU 0 to 1, ROUGE 0 to 100 with four decimals."""
+    """The metrics in `names` on the stock script's scales: BLEU 0 to 1, ROUGE 0 to 100, four decimals."""
     cuts = cut(reference.strip()), cut(answer.strip())
     scores = {"bleu": bleu_4(*cuts)} if "bleu" in names else {}
     words = rouge_words(cuts[0]), rouge_words(cuts[1])
@@ -112,7 +112,7 @@ def _grams(words: Words, order: int) -> list[tuple[str, ...]]:
     return list(zip(*(words[start:] for start in range(order)), strict=False))
 
 
-def _f1(matches: int, right: int, said: int) -> float:
-    recall = matches / right if right else 0.0
-    precision = matches / said if said else 0.0
+def _f1(matches: int, expected: int, answered: int) -> float:
+    recall = matches / expected if expected else 0.0
+    precision = matches / answered if answered else 0.0
     return 2.0 * (precision * recall / (precision + recall + 1e-8))

@@ -1,6 +1,6 @@
-"""The trainer's end of its evaluator: a process that it starts, hears, and starts again, and never waits for.
+"""The evaluator that a trainer starts as its child: polled, restarted when it ends, and never waited for.
 
-Results come by the ledger; what is said here is only that the evaluator is ready, at work, or no more.
+Results come through the ledger. The child's pipe says only that it is ready, and which request it works on.
 """
 
 import contextlib
@@ -15,9 +15,13 @@ from pathlib import Path
 
 import torch
 
+from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.protocol.ledger import waiting, withdraw
 from glm_accelerate.evaluate.protocol.messages import FOLDER, Request, parse_stem
 from glm_accelerate.memory.monitor import NAMED, others_on
+from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.runtime import env
+from glm_accelerate.runtime.child import how_ended, python_command
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.folders import make_folder, open_private
@@ -25,19 +29,37 @@ from glm_accelerate.runtime.host import Holder, host_memory
 from glm_accelerate.runtime.words import amount
 
 LOG = "evaluator.log"
-PAUSE = 0.2  # seconds between two looks that ask the system
-STRIKES = 2  # ends of the evaluator at one evaluation
-LAST_WORDS = 5.0  # seconds for a process that is told to end
-AT_ONCE = 1.0  # ... and for one that is killed: training goes on without its end
-STARTING = 600.0  # ... at the least for one that starts, before it is taken to hang: it reads a whole model
+CHILD = "glm_accelerate.evaluate.measuring.serve"
+NICENESS = 10  # training goes first
+PAUSE = 0.2  # seconds between two polls that ask the system
+MOST_FAILURES = 2  # ends of the evaluator during one evaluation
+TERMINATING = 5.0  # seconds for a process to end by itself
+KILLING = 1.0  # ... and for one that is killed: training goes on without waiting for its end
+STARTING = 600.0  # ... at the least for one that starts, before it counts as hung: it reads a whole model
 LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
 LONGEST_LINE = 1000
 
 
-def why_not(
+def start_beside(run: Path, plan: RunPlan, section: EvaluateSection) -> "EvaluatorProcess":
+    """The evaluator that the plan has beside training. A UserError says why it cannot be."""
+    spare = env.cores() - plan.ranks * torch.get_num_threads()
+    on_spare_cores = plan.device == "cpu" and spare >= plan.evaluate_threads
+    items = () if plan.memory is None else plan.memory.items
+    return EvaluatorProcess(
+        run,
+        device=plan.evaluate_device,
+        threads=1,
+        cores=env.last_cores(plan.evaluate_threads) if on_spare_cores else None,
+        oldest=section.keep == "all" or section.decides,
+        host_bytes=sum(item.bytes for item in items if item.what == "evaluator"),
+        device_bytes=plan.evaluate_bytes,
+    )
+
+
+def lacking_resource(
     *, threads: int, cores: Sequence[int] | None, host_bytes: int, device: str = "cpu", device_bytes: int = 0
 ) -> str | None:
-    """Why an evaluator cannot have what it needs on this machine, if so."""
+    """What an evaluator needs and this machine does not have, if anything."""
     if sys.platform == "linux":
         ours = os.sched_getaffinity(0)
         if missing := sorted(set(cores or ()) - ours):
@@ -50,20 +72,20 @@ def why_not(
     spare = torch.device(device)
     if not device_bytes or spare.type == "cpu":
         return None
-    return taken(device, device_bytes, device_of(spare).unclaimed(), others_on(spare))
+    return lacking_memory(device, device_bytes, device_of(spare).unclaimed(), others_on(spare))
 
 
-def taken(device: str, needed: int, free: int, others: Sequence[Holder]) -> str | None:
-    """Why a device that training leaves free has no room, if so: somebody else may have, also one that is not
-    seen from our container.
+def lacking_memory(device: str, needed: int, free: int, others: Sequence[Holder]) -> str | None:
+    """Why a device that training leaves free has too little memory, if so: other processes may hold it, also
+    processes that cannot be seen from our container.
     """
     if needed <= free:
         return None
-    said = f"it needs {amount(needed)} of {device}, {amount(free)} are free"
-    return f"{said}, as others hold {', '.join(map(str, others[:NAMED]))}" if others else said
+    reason = f"it needs {amount(needed)} of {device}, {amount(free)} are free"
+    return f"{reason}, as others hold {', '.join(map(str, others[:NAMED]))}" if others else reason
 
 
-class Beside:
+class EvaluatorProcess:
     """One evaluator process at a time. After `restarts` ends without a result between them it is given up."""
 
     def __init__(
@@ -80,26 +102,25 @@ class Beside:
         device_bytes: int = 0,
         pause: float = 1.0,
     ) -> None:
-        """Starts it. A UserError says what it cannot have. `host_bytes`, `device_bytes`: that it will need;
-        `pause`: seconds before the first new start, doubled with each.
+        """Starts it. A UserError says what it lacks. `host_bytes`, `device_bytes`: memory it will need;
+        `pause`: seconds before the first restart, doubled with each.
         """
-        reason = why_not(
+        lacking = lacking_resource(
             threads=threads, cores=cores, host_bytes=host_bytes, device=device, device_bytes=device_bytes
         )
-        if reason is not None:
-            raise UserError(f"no evaluator can run beside training: {reason}", cure="evaluate.where: inline")
+        if lacking is not None:
+            raise UserError(f"no evaluator can run beside training: {lacking}", cure="evaluate.where: inline")
         self._run, self._threads, self._cores = run, threads, tuple(cores or ())
-        self._words = [str(run), "--device", device, "--child", *(["--oldest"] if oldest else [])]
-        self._words += ["--build", build] if build else []
+        self._device, self._oldest, self._build = device, oldest, build
         self._restarts, self._pause = restarts, pause
         self._process: subprocess.Popen[bytes] | None = None
-        self._lingering: list[subprocess.Popen[bytes]] = []  # killed, and not gone at once
-        self._heard = b""
+        self._killed: list[subprocess.Popen[bytes]] = []  # that did not end at once
+        self._unread = b""  # the beginning of a line
         self._ends = 0  # without a result between them
-        self.at: str | None = None  # the stem of what it says it is at
-        self._idle = 0.0  # since when it has taken nothing of what waits for it, and said nothing
-        self._ended_at: Counter[str] = Counter()
-        self._next_look = self._next_start = 0.0
+        self.working_on: str | None = None  # a request's stem
+        self._idle_since = 0.0  # without a message, while a request waits
+        self._failures: Counter[str] = Counter()  # by stem
+        self._next_poll = self._next_start = 0.0
         self.ready = self.given_up = False
         try:
             self._start()
@@ -107,95 +128,91 @@ class Beside:
             cure = "evaluate.where: inline"
             raise UserError(f"no evaluator can be started beside training: {error}", cure=cure) from error
 
-    def look(self) -> list[str]:
-        """What has happened since, in words for the log; most times it asks nothing. Never waits."""
+    def poll(self) -> list[str]:
+        """What has happened since, as sentences for the log. Never waits, and asks the system rarely."""
         now = time.monotonic()
-        if self.given_up or now < self._next_look:
+        if self.given_up or now < self._next_poll:
             return []
-        self._next_look = now + PAUSE
+        self._next_poll = now + PAUSE
         if self._process is None:
             if now < self._next_start:
                 return []
             try:
                 self._start()
             except OSError as error:
-                return self._ended(f"it could not be started: {error}")
+                return self._after_end(f"it could not be started: {error}")
             return ["the evaluator is started again"]
         code = self._process.poll()
-        self._hear()  # after that: then it is all that was said
+        self._receive()  # after the poll: then nothing it wrote is missed
         if code is None:
             return []
         if code == ExitCode.USERS_INPUT:  # the same would be wrong the next time
             self._ends = self._restarts
-        return self._ended(f"signal {-code}" if code < 0 else f"exit code {code}")
+        return self._after_end(how_ended(code))
 
     def kill(self, why: str, stem: str | None = None) -> list[str]:
-        """End it wherever it is, stopped or hung, with all that it has started. `look` starts it again.
-        With a `stem` only if it is at that one: another evaluator may be.
+        """End it even if it is stopped or hangs, with all its children; `poll` starts it again. With a `stem`
+        only if it works on that request: another evaluator may do so.
         """
         if self._process is None:
             return []
-        self._hear()
-        if stem is not None and stem != self.at:
+        self._receive()
+        if stem is not None and stem != self.working_on:
             return []
         self._kill()
-        return self._ended(why)
+        return self._after_end(why)
 
-    def urge(self, limit: float | None) -> list[str]:
-        """`limit`: seconds that something may wait for one that is at nothing; None: nothing does. One that
-        lives and takes nothing of it hangs, and is ended; `look` starts it again.
+    def end_if_idle(self, limit: float | None) -> list[str]:
+        """Kill it if it has claimed nothing for `limit` seconds; `poll` starts it again. None: no request
+        waits for it.
         """
         if self._process is None:
             return []
-        self._hear()
+        self._receive()
         if limit is None:
-            self._idle = time.monotonic()
+            self._idle_since = time.monotonic()
             return []
         limit = limit if self.ready else max(limit, STARTING)
-        if time.monotonic() - self._idle <= limit:
+        if time.monotonic() - self._idle_since <= limit:
             return []
         return self.kill(f"it has claimed nothing for {limit:g} s")
 
-    def share(self, threads: int) -> None:
+    def use_threads(self, threads: int) -> None:
         """From its next evaluation on."""
         if threads != self._threads:
             self._threads = threads
-            self._tell(f"threads {threads}")
+            self._send(f"threads {threads}")
 
     def close(self, limit: float) -> None:
-        """Let it go: when nothing waits for it any more, at the latest after so many seconds."""
+        """End it when no request waits any more, at the latest after `limit` seconds."""
         ends = time.monotonic() + limit
         while not self.given_up and time.monotonic() < ends and waiting(self._run):
-            self.look()
+            self.poll()
             time.sleep(PAUSE)
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(LAST_WORDS)
+                self._process.wait(TERMINATING)
             self._kill()
-        self._bury()
+        self._reap()
         self.given_up = True
 
     def _start(self) -> None:
-        self._bury()
+        self._reap()
         folder = self._run / FOLDER
         make_folder(folder)
         log = folder / LOG
         mode = "wb" if log.is_file() and log.stat().st_size > LONGEST_LOG else "ab"
-        # Nice and on its cores before torch is loaded; and our own path, no module of where we happen to be.
-        begin = (
-            f"import os, sys; os.nice(10); cores = {self._cores!r}; cores and os.sched_setaffinity(0, cores)"
-        )
-        ours = (
-            f"sys.path[:] = {sys.path!r}; from glm_accelerate.evaluate.process import main; sys.exit(main())"
-        )
-        command = [sys.executable, "-P", "-c", f"{begin}; {ours}", *self._words]
-        with open_private(log, mode) as noise:
+        arguments = (str(self._run), self._device, self._threads, self._oldest, self._build)
+        cores = f"cores = {self._cores!r}; cores and os.sched_setaffinity(0, cores)"
+        nice = f"import os; os.nice({NICENESS}); {cores}"  # before torch is loaded
+        call = f"from {CHILD} import serve; sys.exit(serve{arguments!r})"
+        with open_private(log, mode) as output:
             self._process = subprocess.Popen(
-                [*command, "--threads", str(self._threads)],
+                python_command(f"{nice}; {call}"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=noise,
+                stderr=output,
                 start_new_session=True,
                 bufsize=0,
             )
@@ -203,74 +220,74 @@ class Beside:
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._heard = b""
-        self._idle = time.monotonic()
+        self._unread = b""
+        self._idle_since = time.monotonic()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        self._heard += self._process.stdout.read(1 << 16) or b""
-        *lines, self._heard = self._heard.split(b"\n")
+        self._unread += self._process.stdout.read(1 << 16) or b""
+        *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            self.ready = True  # whatever it says, it says it when it is
-            self._idle = time.monotonic()
+            self.ready = True  # it sends nothing before it is
+            self._idle_since = time.monotonic()
             word, _, stem = line.decode("ascii", "replace").partition(" ")
-            self.at = stem if word == "claimed" else None
+            self.working_on = stem if word == "claimed" else None
             if word == "done":
                 self._ends = 0
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it does not read, or has just died
                 self._process.stdin.write(f"{line}\n".encode())
 
-    def _ended(self, how: str) -> list[str]:
-        """It is no more: wait a while longer each time, and at last do without."""
-        self._let_go()
+    def _after_end(self, how: str) -> list[str]:
+        """Plan its restart, a while later each time; at last give it up."""
+        self._close_pipes()
         self._ends += 1
-        said = [f"the evaluator ended ({how}): {_last_line(self._run / FOLDER / LOG)} ({FOLDER}/{LOG})"]
-        said += self._strike(how)
+        sentences = [f"the evaluator ended ({how}): {_last_line(self._run / FOLDER / LOG)} ({FOLDER}/{LOG})"]
+        sentences += self._count_failure(how)
         if self._ends > self._restarts:
             self.given_up = True
-            return [*said, "the evaluator is given up"]
+            return [*sentences, "the evaluator is given up"]
         self._next_start = time.monotonic() + self._pause * 2 ** (self._ends - 1)
-        return said
+        return sentences
 
-    def _strike(self, how: str) -> list[str]:
-        """An evaluation that has ended it twice is let be, as one that takes more memory than there is."""
-        stem, self.at = self.at, None
+    def _count_failure(self, how: str) -> list[str]:
+        """Withdraw a request that has ended the evaluator twice, as by taking more memory than there is."""
+        stem, self.working_on = self.working_on, None
         parsed = None if stem is None else parse_stem(stem)
         if stem is None or parsed is None:
             return []
-        self._ended_at[stem] += 1
-        if self._ended_at[stem] < STRIKES:
+        self._failures[stem] += 1
+        if self._failures[stem] < MOST_FAILURES:
             return []
-        step, plan, attempt = parsed
-        reason = f"the evaluator ended {STRIKES} times while at it ({how})"
-        said = f"step {step} is not evaluated: {reason}"
+        step, exam_id, attempt = parsed
+        reason = f"the evaluator ended {MOST_FAILURES} times while at it ({how})"
+        sentence = f"step {step} is not evaluated: {reason}"
         try:
-            withdraw(self._run, Request(step, plan, attempt, ""), "failed", reason)
+            withdraw(self._run, Request(step, exam_id, attempt, ""), "failed", reason)
         except OSError as error:
-            return [f"{said}; that cannot be written: {error}"]
-        return [said]
+            return [f"{sentence}; that cannot be written: {error}"]
+        return [sentence]
 
     def _kill(self) -> None:
-        """It and its children: it leads a session of its own."""
+        """With its children: it leads a session of its own."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
-            self._process.wait(AT_ONCE)
+            self._process.wait(KILLING)
         except subprocess.TimeoutExpired:  # in a call that the system does not interrupt, as to a lost disk
-            self._lingering.append(self._process)
-        self._hear()
-        self._let_go()
+            self._killed.append(self._process)
+        self._receive()
+        self._close_pipes()
 
-    def _bury(self) -> None:
-        """Those that are gone by now, so that the system forgets them."""
-        self._lingering = [process for process in self._lingering if process.poll() is None]
+    def _reap(self) -> None:
+        """Killed processes that have ended by now, so that the system forgets them."""
+        self._killed = [process for process in self._killed if process.poll() is None]
 
-    def _let_go(self) -> None:
+    def _close_pipes(self) -> None:
         process = self._process
         self._process, self.ready = None, False
         for pipe in () if process is None else (process.stdin, process.stdout):

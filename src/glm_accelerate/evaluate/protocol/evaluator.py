@@ -1,7 +1,7 @@
-"""Whoever evaluates beside training: claims a request, holds its snapshot, answers, and looks for the next.
+"""The evaluator's side of the protocol: claim a request, lease its snapshot, measure, publish, and the next.
 
 waiting -claim-> lease -examine-> Findings -publish once->   until the run is finished
-An evaluation that goes wrong costs itself alone: it becomes a result that says why.
+An evaluation that fails becomes a result that says why; the evaluator goes on.
 """
 
 import errno
@@ -25,86 +25,88 @@ import torch
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.config.load import load_config
-from glm_accelerate.evaluate.protocol.ledger import claim, listing, publish, read_items
+from glm_accelerate.evaluate.protocol.ledger import claim, listing, publish, read_sample_losses
 from glm_accelerate.evaluate.protocol.messages import (
-    EvaluationResult,
     Examiner,
     Findings,
     Request,
+    failure,
+    full_exam_id,
     parse_result,
-    sound,
-    whole_plan,
+    to_json,
+    with_finite_numbers,
 )
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, arrived, peer_ended
 from glm_accelerate.runtime.device import current_device, device_lost
 from glm_accelerate.runtime.errors import UserError
 
-POLL = 0.5  # seconds between two looks for something to do
+POLL = 0.5  # seconds between two looks for requests
 LOCKSTEP = timedelta(seconds=60)  # that a rank which failed waits for the others before it ends the job
-HALTS = ("SIG", "asked to stop", "a signal to another rank")  # how reasons begin that are not a run's end
+INTERRUPTIONS = ("SIG", "asked to stop", "a signal to another rank")  # first words of reasons to go on later
 TAIL = 1 << 16  # bytes at the end of a log that are read for its last event
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what passes
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # may pass
+
+
+def ignore(message: str = "") -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
-    """How a run is followed. `tell` hears `claimed STEM` and `done STEM`; `before` is called between two."""
+class FollowOptions:
+    """How to follow a run. `on_message` gets `claimed STEM` and `done STEM`."""
 
-    once: bool = False  # what waits now, no more
-    oldest: bool = False  # first; else the newest
-    refuses: bool = False  # a run that asks what this evaluator does not answer; else such a request fails
+    once: bool = False  # only the requests that wait now
+    oldest: bool = False  # the oldest request first; else the newest
+    strict: bool = False  # a request of another exam ends the evaluator; else the request fails
     poll: float = POLL
-    tell: Callable[[str], object] = str
-    before: Callable[[], object] = bool
+    on_message: Callable[[str], None] = ignore
+    before_each: Callable[[], None] = ignore  # evaluation
 
 
-AS_IT_COMES = Following()
+DEFAULT = FollowOptions()
 
 
-class Lost(Exception):
-    """Another rank did not come to the end of an evaluation: this job can answer nothing more."""
+class RanksOutOfStep(Exception):
+    """Another rank did not finish an evaluation: this job cannot go on."""
 
 
-def follow(run: Path, examiner: Examiner, how: Following = AS_IT_COMES, ranks: Ranks = ALONE) -> None:
-    """Answer requests until the run is finished. The first rank claims and publishes, all examine."""
+def follow(run: Path, examiner: Examiner, options: FollowOptions = DEFAULT, ranks: Ranks = ALONE) -> None:
+    """Evaluate requests until the run is finished. The first rank claims and publishes, all ranks examine."""
     while True:
-        with _claimed(run, how, ranks, examiner.plan) as request:
+        with _claimed(run, options, ranks, examiner.exam_id) as request:
             if request is None:
                 return
-            how.before()
-            how.tell(f"claimed {request.stem}")
-            findings, broken = _together(answer(run, request, examiner, ranks), request, ranks)
+            options.before_each()
+            options.on_message(f"claimed {request.stem}")
+            findings, broken = _agree(evaluate(run, request, examiner, ranks), request, ranks)
             if ranks.first or broken:
-                _publish(run, findings, how.poll)
-            how.tell(f"done {request.stem}")
+                _publish(run, findings, options.poll)
+            options.on_message(f"done {request.stem}")
             if broken or device_lost(findings.result.reason or ""):
-                raise Lost(findings.result.reason)
+                raise RanksOutOfStep(findings.result.reason)
 
 
-def answer(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALONE) -> Findings:
-    """What was found, or why nothing was: one evaluation that goes wrong costs only itself."""
+def evaluate(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALONE) -> Findings:
+    """The findings, or a failed result that says why. Out of memory it tries once more with less."""
     try:
         try:
-            return _answer(run, request, examiner)
+            return _evaluate(run, request, examiner)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error) or ranks.count > 1 or not examiner.smaller():
                 raise
-        gc.collect()  # what the error held is free now
+        gc.collect()  # what the error referred to is free now
         current_device().empty_cache()
-        return _answer(run, request, examiner)
+        return _evaluate(run, request, examiner)
     except Exception as error:
         if isinstance(error, RuntimeError) and peer_ended(error):
-            raise  # the other rank has said why, or was killed: then another job may answer
-        _note(traceback.format_exc().rstrip())
-        reason = _worded(error)
-    return Findings(
-        EvaluationResult(request.step, request.plan, request.attempt, "failed", reason=reason, by=_by())
-    )
+            raise  # the other rank gives the reason, or was killed: then another job may evaluate it
+        _log(traceback.format_exc().rstrip())
+        return Findings(replace(failure(request, "failed", _reason(error)), by=_by()))
 
 
 def finished(run: Path) -> bool:
-    """Whether nothing more will be asked: its last word is that training came to its end, not to a halt."""
+    """Whether no more requests will come: its last event is the end of training, not an interruption."""
     path = run / "events.jsonl"
     if not path.is_file():
         return False
@@ -118,11 +120,11 @@ def finished(run: Path) -> bool:
     if not isinstance(last, dict):
         return False
     event = cast("dict[str, object]", last)
-    return event.get("kind") == "stop" and not str(event.get("reason")).startswith(HALTS)
+    return event.get("kind") == "stop" and not str(event.get("reason")).startswith(INTERRUPTIONS)
 
 
-def all_count(run: Path) -> bool:
-    """Whether no evaluation of a run may be left out, so that the oldest is to be answered first."""
+def evaluates_all(run: Path) -> bool:
+    """Whether no evaluation of a run may be left out: then the oldest request comes first."""
     path = run / "config.yaml"
     if not path.is_file():
         return False
@@ -131,52 +133,55 @@ def all_count(run: Path) -> bool:
 
 
 @contextmanager
-def holding(run: Path, request: Request) -> Generator[None]:
-    """While the weights are read: nobody deletes them, nor those of the best, if they are still there."""
-    with ExitStack() as held:
-        held.enter_context(lease(run / request.weights))
+def leased(run: Path, request: Request) -> Generator[None]:
+    """Leases of a request's weights, and of those to compare with if they are still there: while they are
+    read nobody deletes them.
+    """
+    with ExitStack() as leases:
+        leases.enter_context(lease(run / request.weights))
         if request.against_weights is not None:
-            with suppress(Damaged):  # gone: then it is compared with what was measured
-                held.enter_context(lease(run / request.against_weights))
+            with suppress(Damaged):  # gone: then the losses that are on record have to do
+                leases.enter_context(lease(run / request.against_weights))
         yield
 
 
-def _answer(run: Path, request: Request, examiner: Examiner) -> Findings:
-    _require_same(request, examiner.plan)
-    against = None if request.against is None else read_items(run, request.against)
-    with holding(run, request):
-        found = examiner.examine(request, str(run), against)
-    named = {"step": request.step, "plan": request.plan, "attempt": request.attempt}
-    result = sound(replace(found.result, by={**_by(), **found.result.by}, **named))
-    said = json.dumps(asdict(result), allow_nan=False)  # whatever an examiner says has to be readable
-    return replace(found, result=parse_result(said, Path(f"{request.stem}.json")))
+def _evaluate(run: Path, request: Request, examiner: Examiner) -> Findings:
+    _require_same(request, examiner.exam_id)
+    baseline = None if request.against is None else read_sample_losses(run, request.against)
+    with leased(run, request):
+        findings = examiner.examine(request, str(run), baseline)
+    by = {**_by(), **findings.result.by}
+    names = {"step": request.step, "exam_id": request.exam_id, "attempt": request.attempt}
+    result = with_finite_numbers(replace(findings.result, by=by, **names))
+    text = json.dumps(to_json(result), allow_nan=False)  # a user's examiner may return what cannot be read
+    return replace(findings, result=parse_result(text, Path(f"{request.stem}.json")))
 
 
 def _publish(run: Path, findings: Findings, pause: float) -> None:
-    """As soon as it can be written: a disk that is full for a while does not cost what was found. It stays
-    claimed until then, and a trainer gives it up when that takes too long.
+    """As soon as it can be written: a disk that is full for a while does not lose a result. The request stays
+    claimed until then; the trainer gives it up if that takes too long.
     """
-    with suppress(OSError):  # what an examiner of one's own has printed
+    with suppress(OSError):  # what a user's examiner has printed
         sys.stdout.flush()
-    told = False
+    logged = False
     while True:
         try:
             publish(run, findings)
             return
         except OSError as error:
-            if not told:
-                _note(f"the answer about step {findings.result.step} waits, as it cannot be written: {error}")
-            told = True
+            if not logged:
+                _log(f"the answer about step {findings.result.step} waits, as it cannot be written: {error}")
+            logged = True
         time.sleep(pause)
 
 
-def _note(said: str) -> None:
-    """To whoever watches, or the trainer's log of it. That may be on the full disk, too."""
+def _log(text: str) -> None:
+    """To stderr, for a trainer's child its log. That may be on the full disk, too."""
     with suppress(OSError):
-        sys.stderr.write(f"{said}\n")
+        sys.stderr.write(f"{text}\n")
 
 
-def _worded(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     first = (str(error).splitlines() or [""])[0]
@@ -185,69 +190,69 @@ def _worded(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def _require_same(request: Request, plan: str) -> None:
-    ours = whole_plan(plan) if request.whole else plan
-    if request.plan != ours:
+def _require_same(request: Request, exam_id: str) -> None:
+    ours = full_exam_id(exam_id) if request.whole else exam_id
+    if request.exam_id != ours:
         raise UserError(
-            f"the trainer asks plan {request.plan}, this evaluator would answer {ours}: another version,"
+            f"the trainer asks plan {request.exam_id}, this evaluator would answer {ours}: another version,"
             " tokenizer, config, data or file of a metric",
             cure="start the evaluator anew, with the trainer's own",
         )
 
 
 def _by() -> dict[str, str]:
-    """Who evaluates."""
+    """Which process evaluates, where and with what version."""
     ours = f"{version('glm-accelerate')}, torch {torch.__version__}"
     return {"host": socket.gethostname(), "process": str(os.getpid()), "version": ours}
 
 
 @contextmanager
-def _claimed(run: Path, how: Following, ranks: Ranks, plan: str) -> Generator[Request | None]:
-    """The next request that is ours to answer; None when there is nothing to wait for any more."""
-    with ExitStack() as held:
-        said: dict[str, Any] | None = ranks.decide(lambda: _next(run, how, held, plan))
-        yield None if said is None else Request(**said)
+def _claimed(run: Path, options: FollowOptions, ranks: Ranks, exam_id: str) -> Generator[Request | None]:
+    """The next request, claimed until the context ends; None when no more will come."""
+    with ExitStack() as claims:
+        fields: dict[str, Any] | None = ranks.decide(lambda: _claim_next(run, options, claims, exam_id))
+        yield None if fields is None else Request(**fields)
 
 
-def _next(run: Path, how: Following, held: ExitStack, plan: str) -> dict[str, Any] | None:
-    told: set[str] = set()
+def _claim_next(run: Path, options: FollowOptions, claims: ExitStack, exam_id: str) -> dict[str, Any] | None:
+    logged: set[str] = set()
 
-    def note(*reasons: str) -> None:
-        for reason in set(reasons) - told:
-            _note(reason)
-        told.update(reasons)
+    def log_once(*sentences: str) -> None:
+        for sentence in set(sentences) - logged:
+            _log(sentence)
+        logged.update(sentences)
 
     while True:
-        there = listing(run, answered=False)
-        note(*there.passed_over)
-        for request in there.waiting if how.oldest else reversed(there.waiting):
-            if how.refuses:
-                _require_same(request, plan)
+        files = listing(run, answered=False)
+        log_once(*files.passed_over)
+        for request in files.waiting if options.oldest else reversed(files.waiting):
+            if options.strict:
+                _require_same(request, exam_id)
             try:
-                if _is_ours(run, request, held):
+                if _try_claim(run, request, claims):
                     return asdict(request)
             except OSError as error:
-                if how.once or error.errno not in FULL:
+                if options.once or error.errno not in DISK_FULL:
                     raise
-                note(f"step {request.step} waits, as it cannot be claimed: {error.strerror}")
-        if how.once or (not there.waiting and finished(run)):
+                log_once(f"step {request.step} waits, as it cannot be claimed: {error.strerror}")
+        if options.once or (not files.waiting and finished(run)):
             return None
-        time.sleep(how.poll)
+        time.sleep(options.poll)
 
 
-def _is_ours(run: Path, request: Request, held: ExitStack) -> bool:
-    """Whether it could be claimed; it is held then."""
-    with ExitStack() as tried:  # what another holds is let go here: there may be thousands of looks
-        ours = tried.enter_context(claim(run, request))
+def _try_claim(run: Path, request: Request, claims: ExitStack) -> bool:
+    """Whether it could be claimed. If so, `claims` keeps it."""
+    with ExitStack() as attempt:  # a claim that failed is closed here: there may be thousands
+        ours = attempt.enter_context(claim(run, request))
         if ours:
-            held.push(tried.pop_all())
+            claims.push(attempt.pop_all())
     return ours
 
 
-def _together(findings: Findings, request: Request, ranks: Ranks) -> tuple[Findings, bool]:
-    """The first rank's findings, or why one of them failed; and whether the ranks are out of step for good.
+def _agree(findings: Findings, request: Request, ranks: Ranks) -> tuple[Findings, bool]:
+    """The first rank's findings, or why one of the ranks failed; and whether they are out of step for good.
 
-    One that fails alone leaves the others in a collective: it ends the job after a while, and says why.
+    A rank that fails alone leaves the others in a collective: after a while it ends the job, with the reason.
     """
     if ranks.store is None:
         return findings, False

@@ -1,66 +1,113 @@
-"""What a run's evaluations come to, step by step: of several plans and attempts the ones that count."""
+"""What a run's evaluations have come to: as the trainer keeps it in its checkpoints, and from the files."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from glm_accelerate.checkpoint.find import BEST
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult
-from glm_accelerate.evaluate.statistics.decide import Judged
+from glm_accelerate.evaluate.statistics.decide import ScoredStep, without_gaps
+
+ON_DISK = {
+    "requested": "asked",
+    "scored": "judged",
+    "exam_id": "plan",
+    "decided": "told",
+    "lowered": "lowered",
+}  # names of fields in files
 
 
-def course_of(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
-    """By step: what was found of it, by the questions that most steps were asked."""
-    main = main_plan(results)
-    return one_a_step([result for result in results if result.plan == main])
+@dataclass(slots=True)
+class EvaluationHistory:
+    """The steps that were to be evaluated and what came of them: all decisions follow from this alone."""
+
+    requested: list[int] = field(default_factory=list[int])  # steps
+    scored: dict[int, ScoredStep] = field(default_factory=dict[int, ScoredStep])  # those with a result
+    exam_id: str = ""  # results of another exam don't compare
+    decided: int = -1  # the last step whose consequences were decided
+    lowered: int = 0  # how often the learning rate was lowered under an earlier exam
+
+    @property
+    def pending(self) -> list[int]:
+        """Steps whose result is still to come."""
+        return [step for step in self.requested if step not in self.scored]
+
+    @property
+    def prefix(self) -> list[ScoredStep]:
+        """The results up to the first that is still to come."""
+        return without_gaps(self.requested, self.scored)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Held-out losses on one scale, whatever number of samples each was measured on."""
+        return {step: one.loss for step, one in self.scored.items() if one.loss is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """For state.json."""
+        return {ON_DISK[name]: value for name, value in asdict(self).items()}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "EvaluationHistory":
+        """What `to_json` gave, after JSON made strings of steps. The first checkpoints have fewer fields."""
+        fields: dict[str, Any] = {name: content[key] for name, key in ON_DISK.items() if key in content}
+        fields["scored"] = {int(step): ScoredStep(**one) for step, one in content["judged"].items()}
+        return EvaluationHistory(**fields)
 
 
-def judged(course: Sequence[EvaluationResult]) -> list[Judged]:
-    """As decisions see them: with losses on one scale, whatever number of samples each was measured on."""
-    found: dict[int, Judged] = {}
-    for result in course:
-        found[result.step] = judge(result, found)
-    return list(found.values())
+def score_step(result: EvaluationResult, earlier: Mapping[int, ScoredStep]) -> ScoredStep:
+    """Losses of different samples don't compare: the loss becomes that of the step which it was compared
+    with, plus the difference on the same samples.
+    """
+    loss, against = result.loss, result.against
+    if result.status != "done" or loss is None or not math.isfinite(loss):
+        return ScoredStep(result.step, None, result.status)
+    baseline = earlier.get(against.step) if against else None
+    if against is None or baseline is None or baseline.loss is None:
+        return ScoredStep(result.step, loss, result.status)
+    loss = baseline.loss + against.difference
+    return ScoredStep(result.step, loss, result.status, against.step, against.verdict)
 
 
-def main_plan(results: Sequence[EvaluationResult]) -> str:
-    """What most steps were asked in the latest attempt; finalists, who are asked more, are few."""
-    asked: dict[str, list[EvaluationResult]] = {}
+def scored_steps(results: Sequence[EvaluationResult]) -> list[ScoredStep]:
+    """As decisions see them."""
+    scored: dict[int, ScoredStep] = {}
     for result in results:
-        asked.setdefault(result.plan, []).append(result)
+        scored[result.step] = score_step(result, scored)
+    return list(scored.values())
 
-    def weight(plan: str) -> tuple[int, int, int]:
-        about = asked[plan]
+
+def main_results(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+    """By step: the results of the main exam."""
+    main = main_exam(results)
+    return latest_by_step([result for result in results if result.exam_id == main])
+
+
+def main_exam(results: Sequence[EvaluationResult]) -> str:
+    """The exam of most steps in the latest attempt. Finalists, whose exam has more samples, are few."""
+    by_exam: dict[str, list[EvaluationResult]] = {}
+    for result in results:
+        by_exam.setdefault(result.exam_id, []).append(result)
+
+    def weight(exam_id: str) -> tuple[int, int, int]:
+        about = by_exam[exam_id]
         return max(one.attempt for one in about), len(about), -sum(one.samples for one in about)
 
-    return max(asked, key=weight, default="")
+    return max(by_exam, key=weight, default="")
 
 
-def one_a_step(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
-    """By step: of several attempts at one what the last of them found, if it found anything."""
+def latest_by_step(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+    """One result a step: that of the latest attempt, but one that is done before any that is not."""
     chosen: dict[int, EvaluationResult] = {}
     for result in sorted(results, key=lambda one: (one.status == "done", one.attempt)):
         chosen[result.step] = result
     return [chosen[step] for step in sorted(chosen)]
 
 
-def named_best(run: Path) -> int | None:
-    """The step that the trainer named, whether or not its weights are still there."""
+def best_step(run: Path) -> int | None:
+    """The step that the trainer named as the best, whether or not its weights are still there."""
     file = run / BEST
-    said = re.search(r"-(\d+)$", file.read_text(encoding="utf-8").strip()) if file.is_file() else None
-    return None if said is None else int(said[1])
-
-
-def judge(result: EvaluationResult, earlier: Mapping[int, Judged]) -> Judged:
-    """Losses of different samples don't compare: the loss of a sample becomes that of the step which it was
-    compared with, plus the difference on the same samples.
-    """
-    loss, against = result.loss, result.against
-    if result.status != "done" or loss is None or not math.isfinite(loss):
-        return Judged(result.step, None, result.status)
-    base = earlier.get(against.step) if against else None
-    if against is None or base is None or base.loss is None:
-        return Judged(result.step, loss, result.status)
-    loss = base.loss + against.difference
-    return Judged(result.step, loss, result.status, against.step, against.verdict)
+    name = re.search(r"-(\d+)$", file.read_text(encoding="utf-8").strip()) if file.is_file() else None
+    return None if name is None else int(name[1])

@@ -1,7 +1,7 @@
-"""Evaluations as files that any process may ask, claim and answer, on any machine that sees the run.
+"""The files by which evaluations are requested, claimed and answered, on any machine that sees the run.
 
-ask -> claim (a lock that ends with its holder) -> publish once (the first answer stays, others are dropped)
-What an earlier attempt did beyond the step from which a later one went on is never listed: `branches.json`.
+post a request -> claim (a lock that ends with its holder) -> publish once (the first result stays)
+What an earlier attempt did beyond the step from which a later one resumed is never listed: `branches.json`.
 """
 
 import errno
@@ -17,81 +17,83 @@ from pathlib import Path
 
 import numpy as np
 
+from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.checkpoint.retain import place_aside
 from glm_accelerate.data.strict_json import parse
 from glm_accelerate.evaluate.protocol.messages import (
     FOLDER,
-    SNAPSHOTS,
     EvaluationResult,
     Findings,
     Request,
+    failure,
     parse_request,
     parse_result,
     parse_stem,
-    sound,
+    to_json,
+    with_finite_numbers,
 )
 from glm_accelerate.evaluate.statistics.decide import Status
-from glm_accelerate.evaluate.statistics.intervals import Items
+from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import sync, write_beside, write_text
 from glm_accelerate.runtime.folders import make_folder
 
-ASKED, CLAIM, RESULT = ".asked.json", ".claim", ".json"
-ITEMS, PREDICTIONS = ".items.json", ".predictions.jsonl"
-ENDINGS = (ASKED, CLAIM, ITEMS, PREDICTIONS, RESULT)  # the longest first, where one ends as another
+REQUEST, CLAIM, RESULT = ".asked.json", ".claim", ".json"
+LOSSES, PREDICTIONS = ".items.json", ".predictions.jsonl"
+ENDINGS = (REQUEST, CLAIM, LOSSES, PREDICTIONS, RESULT)  # the longest first, where one ends as another
 BRANCHES, PUBLISHING = "branches.json", ".publishing"
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a run's folder holds, by step and attempt, and what was passed over, and why."""
+    """What a run's folder holds, by step and attempt, and which files were passed over, and why."""
 
     waiting: list[Request]
     results: list[EvaluationResult]
     passed_over: list[str]
 
 
-def ask(run: Path, request: Request) -> None:
-    """Leave a request. What has been answered is not asked again."""
+def post(run: Path, request: Request) -> None:
+    """Leave a request, unless its result is there already."""
     folder = run / FOLDER
     make_folder(folder)
     if not _path(run, request.stem, RESULT).exists():
-        write_text(_path(run, request.stem, ASKED), _json(asdict(request)))
+        write_text(_path(run, request.stem, REQUEST), _json(to_json(request)))
 
 
 def waiting(run: Path) -> list[Request]:
-    """What is asked and not answered, by step. A file that cannot be read costs itself, never the others."""
+    """Requests without a result, by step. A file that cannot be read does not hide the others."""
     return listing(run, answered=False).waiting
 
 
 def results(run: Path) -> list[EvaluationResult]:
-    """What was answered, by step and attempt."""
+    """All results, by step and attempt."""
     return listing(run).results
 
 
 def listing(run: Path, *, answered: bool = True) -> Listing:
-    """All that is there, and why some of it cannot be read. Without `answered` no result is read."""
+    """All requests and results, and why some cannot be read. Without `answered` no result is read."""
     requests: list[Request] = []
-    found: list[EvaluationResult] = []
+    results: list[EvaluationResult] = []
     passed_over: list[str] = []
-    given_up = _branches(run)
+    branches = _branches(run)
     for stem, endings in _stems(run).items():
         try:
-            if _given_up(stem, given_up):
+            if _abandoned(stem, branches):
                 continue
             if RESULT in endings:
                 result = read(run, stem) if answered else None
-                found += [] if result is None else [result]
-            elif ASKED in endings:
-                asked = _read_request(run, stem)
-                requests += [] if asked is None else [asked]
+                results += [] if result is None else [result]
+            elif REQUEST in endings:
+                request = _read_request(run, stem)
+                requests += [] if request is None else [request]
         except UserError as error:
             passed_over.append(f"passed over: {error}")
-    requests.sort(key=lambda request: (request.step, request.attempt, request.plan))
-    found.sort(key=lambda result: (result.step, result.attempt, result.plan))
-    return Listing(requests, found, sorted(passed_over))
+    requests.sort(key=lambda request: (request.step, request.attempt, request.exam_id))
+    results.sort(key=lambda result: (result.step, result.attempt, result.exam_id))
+    return Listing(requests, results, sorted(passed_over))
 
 
 def read(run: Path, stem: str) -> EvaluationResult | None:
@@ -101,27 +103,27 @@ def read(run: Path, stem: str) -> EvaluationResult | None:
     return None if text is None else parse_result(text, path)
 
 
-def read_items(run: Path, stem: str) -> Items | None:
-    """What was measured of each sample; None unless that evaluation is done and measured something."""
-    result, path = read(run, stem), _path(run, stem, ITEMS)
+def read_sample_losses(run: Path, stem: str) -> SampleLosses | None:
+    """The losses of an evaluation's samples; None unless it is done and measured some."""
+    result, path = read(run, stem), _path(run, stem, LOSSES)
     text = None if result is None or result.status != "done" else _text(path)
     if text is None:
         return None
     try:
-        said = parse(text)
-        losses, targets = (np.asarray(said[name], np.float64) for name in ("losses", "targets"))
+        content = parse(text)
+        losses, targets = (np.asarray(content[name], np.float64) for name in ("losses", "targets"))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"not the items of a result: {error}", where=path, cure="move it away") from error
     if losses.ndim != 1 or losses.shape != targets.shape:
         raise UserError("losses and targets differ in number", where=path, cure="move it away")
-    return Items(losses, targets)
+    return SampleLosses(losses, targets)
 
 
 @contextmanager
 def claim(run: Path, request: Request) -> Generator[bool]:
-    """Whether it is ours to answer. The lock ends with the process, however that ends."""
-    path, asked = _path(run, request.stem, CLAIM), _path(run, request.stem, ASKED)
-    if not asked.exists():
+    """Whether this process may answer it. The lock ends with the process, however that ends."""
+    path, posted = _path(run, request.stem, CLAIM), _path(run, request.stem, REQUEST)
+    if not posted.exists():
         yield False
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -131,8 +133,8 @@ def claim(run: Path, request: Request) -> Generator[bool]:
         except BlockingIOError:
             yield False
             return
-        # Somebody may have answered it, or given its branch up, since it was seen to wait.
-        if _path(run, request.stem, RESULT).exists() or not asked.exists():
+        # Since it was listed, another process may have answered it or abandoned its branch.
+        if _path(run, request.stem, RESULT).exists() or not posted.exists():
             path.unlink(missing_ok=True)
             yield False
             return
@@ -144,7 +146,7 @@ def claim(run: Path, request: Request) -> Generator[bool]:
 
 
 def is_claimed(run: Path, request: Request) -> bool:
-    """Whether somebody is at it now."""
+    """Whether a process is evaluating it now."""
     try:
         descriptor = os.open(_path(run, request.stem, CLAIM), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -159,70 +161,66 @@ def is_claimed(run: Path, request: Request) -> bool:
 
 
 def publish(run: Path, findings: Findings) -> bool:
-    """Whether this is the answer that stays: another may have been there first, or the branch be given up.
+    """Whether this is the result that stays: another may have been first, or the branch was abandoned.
 
-    What belongs to a result is there before it.
+    The files that belong to a result are written before it.
     """
-    result = sound(findings.result)
+    result = with_finite_numbers(findings.result)
     folder = run / FOLDER
     make_folder(folder)
-    if _given_up(result.stem, _branches(run)):
+    if _abandoned(result.stem, _branches(run)):
         return False
     target = _path(run, result.stem, RESULT)
     if target.exists():
         return False
-    if findings.items is not None and result.status == "done":
-        _write_items(run, result.stem, findings.items)
+    if findings.losses is not None and result.status == "done":
+        _write_losses(run, result.stem, findings.losses)
     if findings.predictions:
-        lines = (json.dumps(asdict(said), ensure_ascii=False) + "\n" for said in findings.predictions)
+        lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in findings.predictions)
         write_text(_path(run, result.stem, PREDICTIONS), "".join(lines))
-    first = _publish_once(target, _json(asdict(result)))
-    if first and findings.extended is not None and result.against is not None:
-        _extend(run, result.against.stem, findings.extended)
-    if not first and (stays := read(run, result.stem)) is not None and stays.status != "done":
-        _remove(run, result.stem, ITEMS, PREDICTIONS)  # who was first has measured nothing
-    _remove(run, result.stem, ASKED, CLAIM)
+    first = _publish_once(target, _json(to_json(result)))
+    if first and findings.baseline_losses is not None and result.against is not None:
+        _extend(run, result.against.stem, findings.baseline_losses)
+    if not first and (existing := read(run, result.stem)) is not None and existing.status != "done":
+        _remove(run, result.stem, LOSSES, PREDICTIONS)  # the first result has measured nothing
+    _remove(run, result.stem, REQUEST, CLAIM)
     return first
 
 
 def withdraw(run: Path, request: Request, status: Status, reason: str) -> bool:
-    """Answer a request with why it is not done. Whether that stays: a result may be there already."""
-    return publish(
-        run, Findings(EvaluationResult(request.step, request.plan, request.attempt, status, reason=reason))
-    )
+    """Publish why a request is not evaluated. False if another result was first."""
+    return publish(run, Findings(failure(request, status, reason)))
 
 
 def abandon_after(run: Path, step: int, attempt: int) -> list[str]:
-    """Attempt `attempt` goes on from `step`: what earlier ones asked, found and left beyond it moves aside.
+    """Attempt `attempt` resumes from `step`: requests, results and snapshots of later steps move aside.
 
-    Somebody may be evaluating some of that now; what comes of it is dropped, as `branches.json` tells them.
+    A process may be evaluating one of them now: `branches.json` makes it drop its result.
     """
     folder, moved = run / FOLDER, list[str]()
     if folder.is_dir():
         branches = {**_branches(run), attempt: step}
         write_text(folder / BRANCHES, _json({str(number): first for number, first in branches.items()}))
         for stem, endings in sorted(_stems(run).items()):
-            if _given_up(stem, {attempt: step}):
+            if _abandoned(stem, {attempt: step}):
                 _remove(run, stem, CLAIM)
                 for ending in endings - {CLAIM}:
                     moved += _move_aside(_path(run, stem, ending), run)
-    snapshots = run / SNAPSHOTS
-    for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
-        number = step_of(path.name, "snapshot")
-        if number is not None and number > step:
+    for path in reversed(published(run, "snapshot")):
+        if (step_of(path.name, "snapshot") or 0) > step:
             moved += _move_aside(path, run)
     sweep(run)
     return moved
 
 
 def sweep(run: Path) -> None:
-    """Remove what killed evaluators left of evaluations that are answered: temporary files, claims, requests.
+    """Remove what killed evaluators left of answered requests: temporary files, claims, requests.
 
-    What still waits may be at work elsewhere, and stays.
+    Files of requests without a result stay: a process may be working on them.
     """
     for stem, endings in _stems(run).items():
         if RESULT in endings:
-            _remove(run, stem, ASKED, CLAIM)
+            _remove(run, stem, REQUEST, CLAIM)
             for leftover in (run / FOLDER).glob(f".{stem}.*"):
                 leftover.unlink(missing_ok=True)
 
@@ -231,8 +229,8 @@ def _path(run: Path, stem: str, ending: str) -> Path:
     return run / FOLDER / f"{stem}{ending}"
 
 
-def _json(said: Mapping[str, object]) -> str:
-    return json.dumps(said, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+def _json(content: Mapping[str, object]) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
 def _text(path: Path) -> str | None:
@@ -248,24 +246,24 @@ def _text(path: Path) -> str | None:
 
 
 def _read_request(run: Path, stem: str) -> Request | None:
-    path = _path(run, stem, ASKED)
+    path = _path(run, stem, REQUEST)
     text = _text(path)  # None: answered since the folder was listed
     return None if text is None else parse_request(text, path)
 
 
 def _stems(run: Path) -> dict[str, set[str]]:
-    """What is there of each evaluation. Other names are nobody's and stay unseen."""
-    found: dict[str, set[str]] = {}
+    """The endings of each evaluation's files. Other names are ignored."""
+    endings: dict[str, set[str]] = {}
     folder = run / FOLDER
     for name in os.listdir(folder) if folder.is_dir() else []:
         ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
         if ending is not None and parse_stem(stem := name.removesuffix(ending)) is not None:
-            found.setdefault(stem, set()).add(ending)
-    return found
+            endings.setdefault(stem, set()).add(ending)
+    return endings
 
 
 def _branches(run: Path) -> dict[int, int]:
-    """From which step each attempt went on."""
+    """The step from which each attempt resumed."""
     path = run / FOLDER / BRANCHES
     text = _text(path)
     if text is None:
@@ -276,8 +274,8 @@ def _branches(run: Path) -> dict[int, int]:
         raise UserError(f"not the branches of a run: {error}", where=path, cure="move it away") from error
 
 
-def _given_up(stem: str, branches: dict[int, int]) -> bool:
-    """Whether a later attempt went on from before this step."""
+def _abandoned(stem: str, branches: dict[int, int]) -> bool:
+    """Whether a later attempt resumed from before this step."""
     parsed = parse_stem(stem)
     assert parsed is not None, stem
     step, _, attempt = parsed
@@ -285,7 +283,7 @@ def _given_up(stem: str, branches: dict[int, int]) -> bool:
 
 
 def _publish_once(target: Path, text: str) -> bool:
-    """Give a file its name, whole and on disk, unless another has it."""
+    """Publish a whole file under its name, unless there is one already. Whether this one was first."""
     temporary = write_beside(target, text)
     try:
         first = _name_once(temporary, target)
@@ -299,11 +297,11 @@ def _name_once(temporary: Path, target: Path) -> bool:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        return target.samefile(temporary)  # over a network the first word of success can get lost
+        return target.samefile(temporary)  # over a network the reply to the first try can get lost
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        # No hard links here: look and rename, one after another. The lock ends with its holder.
+        # No hard links here: check and rename under a lock, which ends with its holder.
         descriptor = os.open(target.parent / PUBLISHING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -315,16 +313,16 @@ def _name_once(temporary: Path, target: Path) -> bool:
     return True
 
 
-def _write_items(run: Path, stem: str, items: Items) -> None:
-    said = {"losses": items.losses_N.tolist(), "targets": items.targets_N.tolist()}
-    write_text(_path(run, stem, ITEMS), _json(said))
+def _write_losses(run: Path, stem: str, losses: SampleLosses) -> None:
+    content = {"losses": losses.losses_N.tolist(), "targets": losses.targets_N.tolist()}
+    write_text(_path(run, stem, LOSSES), _json(content))
 
 
-def _extend(run: Path, stem: str, items: Items) -> None:
-    """More samples of an earlier evaluation: those that follow the ones that are there."""
-    before = read_items(run, stem)
-    if before is not None and len(before.losses_N) < len(items.losses_N):
-        _write_items(run, stem, items)
+def _extend(run: Path, stem: str, losses: SampleLosses) -> None:
+    """Add samples to an earlier evaluation: those that follow the ones it has."""
+    before = read_sample_losses(run, stem)
+    if before is not None and len(before.losses_N) < len(losses.losses_N):
+        _write_losses(run, stem, losses)
 
 
 def _remove(run: Path, stem: str, *endings: str) -> None:
@@ -333,7 +331,7 @@ def _remove(run: Path, stem: str, *endings: str) -> None:
 
 
 def _move_aside(path: Path, run: Path) -> list[str]:
-    """Its name; none if it is gone already, as a request whose answer was published just now."""
+    """Its name; none if it is gone already, as a request whose result was published just now."""
     try:
         shutil.move(path, place_aside(run, path.name))
     except FileNotFoundError:

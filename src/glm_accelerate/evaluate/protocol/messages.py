@@ -1,7 +1,7 @@
-"""What evaluations are asked and what they found, as files in evals/ of a run: the words of the ledger.
+"""What trainer and evaluators exchange: requests and results, as files in evals/ of a run.
 
-<step>-<plan>-<attempt>.asked.json, .json, .items.json   request; result, never NaN; each sample's loss
-<step>-<plan>-<attempt>.predictions.jsonl                one question a line: what it read and said, scores
+<step>-<exam>-<attempt>.asked.json, .json, .items.json   request; result, never NaN; each sample's loss
+<step>-<exam>-<attempt>.predictions.jsonl                one question a line: prompt, answer, scores
 """
 
 import hashlib
@@ -12,47 +12,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from glm_accelerate.data.strict_json import parse
 from glm_accelerate.evaluate.statistics.decide import Status
-from glm_accelerate.evaluate.statistics.intervals import Interval, Items
+from glm_accelerate.evaluate.statistics.intervals import Interval, SampleLosses
 from glm_accelerate.evaluate.statistics.looks import Verdict
 from glm_accelerate.runtime.errors import UserError
 
 FOLDER = "evals"  # in a run's directory
-SNAPSHOTS = "snapshots"
 STEM = re.compile(r"(0|[1-9][0-9]{0,17})-([0-9a-f]{8})-(0|[1-9][0-9]{0,8})", re.ASCII)
+EXAM_ID = "plan"  # the name of the field `exam_id` in files
+
+ExamId = Annotated[str, Field(alias=EXAM_ID)]
 
 
-def stem_of(step: int, plan: str, attempt: int) -> str:
+def stem_of(step: int, exam_id: str, attempt: int) -> str:
     """The name that all files of one evaluation begin with."""
-    return f"{step}-{plan}-{attempt}"
+    return f"{step}-{exam_id}-{attempt}"
 
 
 def parse_stem(stem: str) -> tuple[int, str, int] | None:
-    """Step, plan and attempt, if it is such a name at all."""
+    """Step, exam and attempt; None if it is no such name."""
     match = STEM.fullmatch(stem)
     return None if match is None else (int(match[1]), match[2], int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One evaluation that is wanted. `plan` names what is asked; whoever evaluates computes it, too."""
+    """One evaluation that the trainer wants. An evaluator computes the id of its own exam and compares."""
 
     step: int
-    plan: str
+    exam_id: ExamId
     attempt: int
     weights: str  # a snapshot or a checkpoint, relative to the run
     against: str | None = None  # stem of the result to compare with
-    against_weights: str | None = None  # where that one's weights are
+    against_weights: str | None = None  # the weights of that one
     whole: bool = False  # on all held-out samples: a finalist
 
     @property
     def stem(self) -> str:
-        return stem_of(self.step, self.plan, self.attempt)
+        return stem_of(self.step, self.exam_id, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +64,24 @@ class Comparison:
     step: int  # compared with
     stem: str
     difference: float  # of the losses; below 0: the new one is better
-    interval: Interval  # of it; over all looks together it is wrong in at most 5 % of cases
+    interval: Interval  # of the difference; over all looks together it is wrong in at most 5 % of cases
     verdict: Verdict
-    look: int  # after which that was said
+    look: int  # after which the verdict was reached
     looks: int  # that were declared
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One evaluation of one step. `plan` names what was asked: results compare only under the same plan."""
+    """One evaluation of one step. Results compare only if they are of the same exam."""
 
     step: int
-    plan: str
+    exam_id: ExamId
     attempt: int
     status: Status
     loss: float | None = None
     ci95: Interval | None = None  # of the loss
     samples: int = 0  # whose loss was measured
-    asked: int = 0  # whose questions were put; not all have one
+    asked: int = 0  # samples whose prompts were given to the model; not all samples have one
     answers: int = 0  # that were generated and scored
     total: int = 0  # held out in all
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -91,24 +93,24 @@ class EvaluationResult:
 
     @property
     def stem(self) -> str:
-        return stem_of(self.step, self.plan, self.attempt)
+        return stem_of(self.step, self.exam_id, self.attempt)
 
     @property
     def fewest(self) -> int:
-        """Of how many samples every figure is, at least."""
+        """The smallest number of samples behind any figure."""
         return min(filter(None, (self.samples, self.asked)), default=0)
 
     def event(self) -> dict[str, object]:
         """The fields of an `eval` event."""
         names = ["step", "status", "loss", "ci95", "samples", "answers", "total", "metrics", "seconds"]
-        said: dict[str, object] = asdict(self)
-        maybe = [name for name in ("reason", "against") if said[name] is not None]
-        return {name: said[name] for name in [*names, *maybe]}
+        fields: dict[str, object] = asdict(self)
+        optional = [name for name in ("reason", "against") if fields[name] is not None]
+        return {name: fields[name] for name in [*names, *optional]}
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One question as the model read it, what it should have said, what it said, and each metric of that."""
+    """One prompt as the model read it, the expected answer, the model's answer, and each metric of that."""
 
     prompt: str
     reference: str
@@ -118,22 +120,22 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that one evaluation publishes."""
+    """Everything that one evaluation publishes."""
 
     result: EvaluationResult
-    items: Items | None = None
+    losses: SampleLosses | None = None
     predictions: Sequence[Prediction] = ()
-    extended: Items | None = None  # of the step compared with, where more of it had to be measured
+    baseline_losses: SampleLosses | None = None  # of the step compared with, if more samples were measured
 
 
 class Examiner(Protocol):
-    """Whoever can answer a run's requests: a GLM with its exam, or anybody's own module."""
+    """Whoever can answer a run's requests: a GLM with its exam, or a user's own module."""
 
     @property
-    def plan(self) -> str: ...
+    def exam_id(self) -> str: ...
 
-    def examine(self, request: Request, run: str, against: Items | None) -> Findings:
-        """`against`: what was measured of the step to compare with."""
+    def examine(self, request: Request, run: str, baseline: SampleLosses | None) -> Findings:
+        """`baseline`: the losses of the step to compare with."""
         ...
 
     def smaller(self) -> bool:
@@ -141,23 +143,33 @@ class Examiner(Protocol):
         ...
 
 
-Said = TypeVar("Said", Request, EvaluationResult)
+Message = TypeVar("Message", Request, EvaluationResult)
 
 
-def plan_hash(said: Mapping[str, object]) -> str:
-    """A short name for what an evaluation asks: the same words, the same name."""
-    text = json.dumps(said, sort_keys=True, ensure_ascii=False, allow_nan=False)
+def exam_id_of(content: Mapping[str, object]) -> str:
+    """A short digest of an exam's content."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def whole_plan(plan: str) -> str:
-    """The name of the same questions asked of all samples: it compares with nothing that was sampled."""
-    return plan_hash({"all samples of": plan})
+def full_exam_id(exam_id: str) -> str:
+    """The id of the same exam on all samples: its results compare with none that were sampled."""
+    return exam_id_of({"all samples of": exam_id})
 
 
-def sound(result: EvaluationResult) -> EvaluationResult:
-    """What can be written and compared: a loss that is no finite number makes an evaluation fail, such a
-    metric is left out, and either way the reason says so.
+def failure(request: Request, status: Status, reason: str) -> EvaluationResult:
+    """The result of a request that was not evaluated."""
+    return EvaluationResult(request.step, request.exam_id, request.attempt, status, reason=reason)
+
+
+def to_json(message: Request | EvaluationResult) -> dict[str, Any]:
+    """The fields as they are written to files."""
+    return {EXAM_ID if name == "exam_id" else name: value for name, value in asdict(message).items()}
+
+
+def with_finite_numbers(result: EvaluationResult) -> EvaluationResult:
+    """What can be written and compared: a loss that is not finite makes an evaluation fail, such a metric is
+    left out, and either way the reason says so.
     """
     loss, reason = result.loss, result.reason
     metrics = {name: value for name, value in result.metrics.items() if _finite(value)}
@@ -179,12 +191,12 @@ def sound(result: EvaluationResult) -> EvaluationResult:
     )
     if loss is None or _finite(loss):
         return kept
-    said = f"the held-out loss is {loss}"
-    return replace(kept, status="failed", loss=None, ci95=None, against=None, reason=said)
+    reason = f"the held-out loss is {loss}"
+    return replace(kept, status="failed", loss=None, ci95=None, against=None, reason=reason)
 
 
 def _finite(*values: object) -> bool:
-    """Whether each is a number that JSON has. A user's own metric may give anything."""
+    """Whether each is a number that JSON has. A user's own metric may return anything."""
     return all(
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         for value in values
@@ -193,7 +205,7 @@ def _finite(*values: object) -> bool:
 
 def parse_request(text: str, where: Path) -> Request:
     """A request's file. Its weights have to lie in the run."""
-    request = _parse(text, _request_form(), where)
+    request = _parse(text, _request_schema(), where)
     for path in (request.weights, request.against_weights):
         if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
             raise UserError(f"asks for weights outside the run: {path!r}", where=where, cure="move it away")
@@ -202,27 +214,27 @@ def parse_request(text: str, where: Path) -> Request:
 
 def parse_result(text: str, where: Path) -> EvaluationResult:
     """A result's file, of any version so far."""
-    return _parse(text, _result_form(), where)
+    return _parse(text, _result_schema(), where)
 
 
-def _parse(text: str, form: TypeAdapter[Said], where: Path) -> Said:
-    """Strict JSON, each field of its own type, under its own name. What a newer version added is not read."""
+def _parse(text: str, schema: TypeAdapter[Message], where: Path) -> Message:
+    """Strict JSON, each field of its own type, under its own name. Fields of newer versions are ignored."""
     try:
         parse(text)
-        said = form.validate_json(text, strict=True)
+        message = schema.validate_json(text, strict=True)
     except ValueError as error:
         what = "; ".join(line.strip() for line in str(error).splitlines()[:3])
         raise UserError(f"not of an evaluation: {what}", where=where, cure="move it away") from error
-    if not where.name.startswith(f"{said.stem}."):
-        raise UserError(f"says that it is {said.stem}", where=where, cure="move it away")
-    return said
+    if not where.name.startswith(f"{message.stem}."):
+        raise UserError(f"says that it is {message.stem}", where=where, cure="move it away")
+    return message
 
 
 @cache  # it takes milliseconds to make
-def _request_form() -> TypeAdapter[Request]:
+def _request_schema() -> TypeAdapter[Request]:
     return TypeAdapter(Request)
 
 
 @cache
-def _result_form() -> TypeAdapter[EvaluationResult]:
+def _result_schema() -> TypeAdapter[EvaluationResult]:
     return TypeAdapter(EvaluationResult)

@@ -1,6 +1,6 @@
-"""What a run's evaluations found, as a page and a picture: RUN/evals/report.md and report.svg.
+"""All evaluations of a run as a page and a picture: RUN/evals/report.md and report.svg.
 
-evals/*.json -> one table for each set of questions -> the best, the decisions, what it cost, some answers
+evals/*.json -> one table for each exam -> the best, the decisions, what it cost, some answers
 events.jsonl -> the training loss, decisions, seconds for which training waited
 """
 
@@ -13,9 +13,9 @@ from statistics import median
 from typing import cast
 
 from glm_accelerate.config.load import load_config
-from glm_accelerate.evaluate.protocol.history import course_of, judged, main_plan, named_best
+from glm_accelerate.evaluate.protocol.history import best_step, main_exam, main_results, scored_steps
 from glm_accelerate.evaluate.protocol.ledger import PREDICTIONS, Listing, listing, results
-from glm_accelerate.evaluate.protocol.messages import FOLDER, EvaluationResult, whole_plan
+from glm_accelerate.evaluate.protocol.messages import FOLDER, EvaluationResult, full_exam_id
 from glm_accelerate.evaluate.report.picture import held_out_curve
 from glm_accelerate.evaluate.statistics.decide import gains
 from glm_accelerate.evaluate.statistics.intervals import Interval
@@ -25,37 +25,37 @@ from glm_accelerate.observe.picture import losses
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
 
-QUESTIONS = 3  # that are shown with their answers
+QUESTIONS = 3  # shown with their answers
 SO_FAR = "so far"
-LONGEST = 700  # letters of a text: of a prompt the last ones, of an answer the first
+LONGEST = 700  # characters of a text: of a prompt the last ones, of an answer the first
 
 
 def report(run: Path) -> Path:
     """Write both files; returns the page."""
-    found, events = listing(run), read_events(run / "events.jsonl")
-    if not found.results and not found.waiting:
+    evaluations, events = listing(run), read_events(run / "events.jsonl")
+    if not evaluations.results and not evaluations.waiting:
         raise UserError(
             "nothing was evaluated in this run", where=run, cure="say data.dev=FILE when it trains"
         )
-    title, course = f"Evaluations of {run.resolve().name}", course_of(found.results)
+    title, course = f"Evaluations of {run.resolve().name}", main_results(evaluations.results)
     config = run / "config.yaml"
     margin = load_config(config).evaluate.margin if config.is_file() else 0.0
-    better = gains(judged(course), margin)
-    best = named_best(run)
+    better = gains(scored_steps(course), margin)
+    best = best_step(run)
     word = SO_FAR if best is None else "best"
     best = better[-1] if best is None and any(better) else best
     page = run / FOLDER / "report.md"
     picture = held_out_curve(losses(events, "step"), course, better, best, title, word)
     write_text(page.with_suffix(".svg"), picture)
     write_text(
-        page, "\n".join([f"# {_cell(title)}\n", *_page(run, found, events, course, best, word)]) + "\n"
+        page, "\n".join([f"# {_cell(title)}\n", *_page(run, evaluations, events, course, best, word)]) + "\n"
     )
     return page
 
 
-def best_said(run: Path) -> str:
-    """The best that training named, as a line goes on with it."""
-    best = named_best(run)
+def best_so_far(run: Path) -> str:
+    """The best step that training named, as the end of a line."""
+    best = best_step(run)
     about = [] if best is None else _about(results(run), best)
     if not about or about[0].loss is None:
         return ""
@@ -64,30 +64,30 @@ def best_said(run: Path) -> str:
 
 
 def _about(results: Sequence[EvaluationResult], step: int | None) -> list[EvaluationResult]:
-    """What is known of a step's loss: that of the most samples first."""
+    """The results of a step that have a loss, that of the most samples first."""
     about = [result for result in results if result.step == step and result.loss is not None]
     return sorted(about, key=lambda one: one.samples, reverse=True)
 
 
 def _page(
     run: Path,
-    found: Listing,
+    evaluations: Listing,
     events: Sequence[Event],
     course: Sequence[EvaluationResult],
     best: int | None,
     word: str,
 ) -> Iterator[str]:
     yield "![held-out loss over steps](report.svg)\n"
-    for most in _about(found.results, best)[:1]:
+    for most in _about(evaluations.results, best)[:1]:
         assert most.loss is not None
         loss = f"loss {enclosed(most.loss, most.ci95)}, {_enough(most)}"
         open_ = " (training has not taken it over yet)" if word == SO_FAR else ""
         yield f"**{word.capitalize()}: step {most.step:,}**{open_}, {loss}\n"
-    yield from _tables(found.results)
-    if found.waiting:
-        steps = ", ".join(f"{request.step:,}" for request in found.waiting)
+    yield from _tables(evaluations.results)
+    if evaluations.waiting:
+        steps = ", ".join(f"{request.step:,}" for request in evaluations.waiting)
         yield f"Asked and not answered yet: steps {steps}.\n"
-    yield from (f"- {_cell(said)}\n" for said in found.passed_over)
+    yield from (f"- {_cell(reason)}\n" for reason in evaluations.passed_over)
     yield from _decisions(events)
     yield from _cost(run, events)
     yield from _answers(run, course, best)
@@ -104,18 +104,18 @@ def _enough(best: EvaluationResult) -> str:
 
 
 def _tables(results: Sequence[EvaluationResult]) -> Iterator[str]:
-    """A table for each set of questions, the run's own first; figures of different ones don't compare."""
-    main = main_plan(results)
-    for plan in dict.fromkeys([main, *(result.plan for result in results)]):
-        about = [result for result in results if result.plan == plan]
+    """A table for each exam, the run's main one first; figures of different exams don't compare."""
+    main = main_exam(results)
+    for exam_id in dict.fromkeys([main, *(result.exam_id for result in results)]):
+        about = [result for result in results if result.exam_id == exam_id]
         if not about:
             continue
         other = (
             "The finalists, on all held-out samples"
-            if plan == whole_plan(main)
-            else f"Other questions ({plan}): not to be compared"
+            if exam_id == full_exam_id(main)
+            else f"Other questions ({exam_id}): not to be compared"
         )
-        yield f"## {'What was measured' if plan == main else other}\n"
+        yield f"## {'What was measured' if exam_id == main else other}\n"
         names = sorted({name for result in about for name in result.metrics})
         heads = ["step", "loss", "95 % interval", "samples", "against", *names, "seconds", "where", "status"]
         yield f"| {' | '.join(map(_cell, heads))} |"
@@ -152,26 +152,26 @@ def _with_interval(result: EvaluationResult, name: str) -> str:
 
 
 def _between(interval: Interval, write: Callable[[float], str]) -> str:
-    """From where to where; of all samples nothing is open."""
+    """Both ends; of all samples it is exact."""
     low, high = interval
     return "exact" if low == high else f"{write(low)} to {write(high)}"
 
 
 def _decisions(events: Sequence[Event]) -> Iterator[str]:
-    said = [event for event in events if event["kind"] == "decision" and number(event, "step") > 0]
-    if said:
+    decisions = [event for event in events if event["kind"] == "decision" and number(event, "step") > 0]
+    if decisions:
         yield "## Decisions\n"
         yield from (
-            f"- step {number(event, 'step'):,.0f}: {_cell(str(event.get('said', '')))}" for event in said
+            f"- step {number(event, 'step'):,.0f}: {_cell(str(event.get('said', '')))}" for event in decisions
         )
         yield ""
 
 
 def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
-    """For how long training waited, beside the time of its steps."""
+    """How long training waited, and how long its steps took."""
     try:
         inline = json.loads((run / "plan.json").read_text(encoding="utf-8"))["evaluate_where"] == "inline"
-    except (OSError, ValueError, KeyError, TypeError):  # gone or damaged: the next start makes it anew
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: the next start writes it again
         inline = False
     kind, field, what = (
         ("eval", "seconds", "evaluations") if inline else ("snapshot", "blocked_seconds", "snapshots")
@@ -179,21 +179,21 @@ def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
     waits = [number(event, field) for event in events if event["kind"] == kind]
     steps = [number(event, "seconds") for event in events if event["kind"] == "step"]
     if waits and steps:
-        whole = sum(steps) + sum(waits)
+        total = sum(steps) + sum(waits)
         yield "## What it cost training\n"
         yield (
             f"It waited {sum(waits):,.2f} s for {len(waits):,} {what}, at most {max(waits):,.2f} s for one: "
-            f"{sum(waits) / whole:.2%} of {whole:,.0f} s. The median step took "
+            f"{sum(waits) / total:.2%} of {total:,.0f} s. The median step took "
             f"{median(steps):,.3f} s.\n"
         )
 
 
 def _answers(run: Path, course: Sequence[EvaluationResult], best: int | None) -> Iterator[str]:
-    """Of the best and the last step, to the same questions."""
+    """The best and the last step's answers to the same questions."""
     done = [result for result in course if result.status == "done"]
     shown = {result.step: result for result in done if result.step == best or result is done[-1]}
-    said = {step: _predictions(run, result) for step, result in shown.items()}
-    first = next((predictions for predictions in said.values() if predictions), None)
+    by_step = {step: _predictions(run, result) for step, result in shown.items()}
+    first = next((predictions for predictions in by_step.values() if predictions), None)
     if first is None:
         return
     yield "## Answers\n"
@@ -201,7 +201,7 @@ def _answers(run: Path, course: Sequence[EvaluationResult], best: int | None) ->
         yield f"### Question {index + 1}\n"
         yield from _quoted("prompt", _tail(str(question.get("prompt", ""))))
         yield from _quoted("reference", _head(str(question.get("reference", ""))))
-        for step, predictions in said.items():
+        for step, predictions in by_step.items():
             if index < len(predictions) and predictions[index].get("prompt") == question.get("prompt"):
                 scores = cast("Mapping[str, float]", predictions[index].get("scores") or {})
                 figures = "".join(f", {name} {metric(value)}" for name, value in scores.items())
@@ -218,10 +218,10 @@ def _predictions(run: Path, result: EvaluationResult) -> list[dict[str, object]]
 
 
 def _quoted(name: str, text: str) -> Iterator[str]:
-    """A block that no text within it can end."""
+    """A block that no text inside can end."""
     longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    yield f"{_cell(name)}:\n\n{fence}text\n{_shown(text.strip())}\n{fence}\n"
+    yield f"{_cell(name)}:\n\n{fence}text\n{_printable(text.strip())}\n{fence}\n"
 
 
 def _tail(text: str) -> str:
@@ -233,9 +233,9 @@ def _head(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Anybody's text within a line of Markdown: it starts no cell, no line, no HTML and no link."""
-    return re.sub(r"([\\|`*_\[\]<>])", r"\\\1", _shown(text.replace("\n", " ")))
+    """Any text within a line of Markdown: it cannot start a cell, a line, HTML or a link."""
+    return re.sub(r"([\\|`*_\[\]<>])", r"\\\1", _printable(text.replace("\n", " ")))
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)

@@ -1,6 +1,6 @@
 """Held-out loss over steps with its 95 % interval, the training loss thin behind it, as an SVG.
 
-Losses of the beginning, far above all later ones, are cut off, or they would leave no room for the others.
+Losses of the beginning, far above all later ones, are cut off: they would leave no room for the others.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,9 +25,9 @@ from glm_accelerate.observe.chart import (
 )
 from glm_accelerate.observe.figures import above_zero, enclosed
 
-MOST = 0.75  # of all evaluations and of the training curve's second half, the lowest, are shown in any case
+MOST = 0.75  # of evaluations, and of the training curve's second half: the lowest are always shown
 FLATTEST = 0.05  # of the loss: a picture that is less tall would make mountains of noise
-MOST_WHISKERS = 40  # more would be a fence: then the band alone has to do
+MOST_WHISKERS = 40  # with more only the band is drawn
 FLOOR, CAP = HEIGHT - BOTTOM, 4
 
 STYLE = """
@@ -64,11 +64,11 @@ def held_out_curve(
     word: str = "best",
 ) -> str:
     """An SVG. `train`: steps and losses; `results`: one a step, in order; `gains`: the steps that were better
-    than all before; `best`: the one to be marked, and named by `word`.
+    than all before; `best`: the step to mark, with `word` as its label.
     """
-    judged = [one for result in results if (one := _judged(result, {*gains, best})) is not None]
+    evaluated = [one for result in results if (one := _evaluated(result, {*gains, best})) is not None]
     behind = thinned(smoothed(train, len(train) // 80))
-    lowest, highest = _range(judged, [loss for _, loss in behind[len(behind) // 2 :]], best)
+    lowest, highest = _range(evaluated, [loss for _, loss in behind[len(behind) // 2 :]], best)
     marks = ticks(lowest, highest)
     last_step = max([1.0, *(step for step, _ in train), *(float(result.step) for result in results)])
     frame = Frame(last_step, marks[-1], marks[0])
@@ -80,56 +80,58 @@ def held_out_curve(
         f'height="{FLOOR - TOP}"/></clipPath>',
         '<g clip-path="url(#within)">',
         f'<polyline class="train" points="{frame.path(behind)}"/>',
-        *_intervals(frame, judged),
-        f'<polyline class="held" points="{frame.path((one.step, one.loss) for one in judged)}"/>',
+        *_intervals(frame, evaluated),
+        f'<polyline class="held" points="{frame.path((one.step, one.loss) for one in evaluated)}"/>',
         "</g>",
-        *(_dot(frame, one, one is judged[0]) for one in judged),
+        *(_dot(frame, one, one is evaluated[0]) for one in evaluated),
         *(_mark(frame.x(result.step), FLOOR, result.status) for result in missed),
-        *_best(frame, next((one for one in judged if one.step == best), None), word),
+        *_best(frame, next((one for one in evaluated if one.step == best), None), word),
         *_legend(
-            {*(result.status for result in missed), *("no gain" for one in judged if not one.gain)},
-            "held out, 95 %" if any(one.low < one.high for one in judged) else "held out",
+            {*(result.status for result in missed), *("no gain" for one in evaluated if not one.gain)},
+            "held out, 95 %" if any(one.low < one.high for one in evaluated) else "held out",
         ),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _judged(result: EvaluationResult, gains: Collection[int | None]) -> EvaluatedStep | None:
+def _evaluated(result: EvaluationResult, gains: Collection[int | None]) -> EvaluatedStep | None:
     if result.loss is None:
         return None
     low, high = above_zero(result.ci95) or (result.loss, result.loss)
     return EvaluatedStep(result.step, result.loss, low, high, result.step in gains)
 
 
-def _range(judged: Sequence[EvaluatedStep], train: Sequence[float], best: int | None) -> tuple[float, float]:
+def _range(
+    evaluated: Sequence[EvaluatedStep], train: Sequence[float], best: int | None
+) -> tuple[float, float]:
     """From the lowest to what holds most, the later half (what comes last is news) and the best. `train`: the
     training curve's second half.
     """
-    lows = [*(one.low for one in judged), *train]
+    lows = [*(one.low for one in evaluated), *train]
     if not lows:
         return 0.0, 1.0
-    later = judged[len(judged) // 2 :] if len(judged) > 3 else judged
+    later = evaluated[len(evaluated) // 2 :] if len(evaluated) > 3 else evaluated
     highs = [
         *(
             sorted(losses)[int(MOST * (len(losses) - 1))]
-            for losses in ([one.high for one in judged], train)
+            for losses in ([one.high for one in evaluated], train)
             if losses
         ),
-        *(one.high for one in [*later, *(one for one in judged if one.step == best)]),
+        *(one.high for one in [*later, *(one for one in evaluated if one.step == best)]),
     ]
     low, high = min(lows), max(highs)
     lacking = max(0.0, max(FLATTEST * abs(high), 1e-3) - (high - low)) / 2
     return max(0.0, low - lacking), high + lacking
 
 
-def _intervals(frame: Frame, judged: Sequence[EvaluatedStep]) -> Iterable[str]:
+def _intervals(frame: Frame, evaluated: Sequence[EvaluatedStep]) -> Iterable[str]:
     around = [
-        *((float(one.step), one.high) for one in judged),
-        *((float(one.step), one.low) for one in reversed(judged)),
+        *((float(one.step), one.high) for one in evaluated),
+        *((float(one.step), one.low) for one in reversed(evaluated)),
     ]
     yield f'<polygon class="band" points="{frame.path(around)}"/>'
-    for one in judged if len(judged) <= MOST_WHISKERS else ():
+    for one in evaluated if len(evaluated) <= MOST_WHISKERS else ():
         x, low, high = frame.x(one.step), frame.y(one.low), frame.y(one.high)
         caps = f"M{x - CAP:.1f} {low:.1f}h{2 * CAP}M{x - CAP:.1f} {high:.1f}h{2 * CAP}"
         yield f'<path class="whisker" d="M{x:.1f} {low:.1f}V{high:.1f}{caps}"/>'

@@ -1,7 +1,7 @@
-"""What follows from evaluations: the best step, when to stop, how often to lower the rate.
+"""What follows from evaluations: the best step, when to stop, how often to lower the learning rate.
 
-Pure functions of the results in order of their steps, up to the first that is still missing: so neither the
-order in which results arrive nor how late they are can change what is decided, and a resume decides the same.
+Pure functions of the results in order of their steps, up to the first that is still missing. So neither the
+order in which results arrive nor how late they are changes a decision, and a resumed run decides the same.
 """
 
 import math
@@ -16,8 +16,10 @@ Status = Literal["done", "failed", "timeout", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One step as decisions see it. Without a loss it does not count: never best, and no patience lost."""
+class ScoredStep:
+    """One step as decisions see it. Without a loss it does not count: it is never the best, and no patience
+    is lost over it.
+    """
 
     step: int
     loss: float | None  # on one scale with the others
@@ -26,85 +28,83 @@ class Judged:
     verdict: Verdict | None = None
 
 
-def answered(asked: Sequence[int], judged: Mapping[int, Judged]) -> list[Judged]:
-    """The steps that were asked, in order, up to the first that is not answered."""
-    found: list[Judged] = []
-    for step in sorted(asked):
-        if step not in judged:
+def without_gaps(requested: Sequence[int], scored: Mapping[int, ScoredStep]) -> list[ScoredStep]:
+    """The requested steps in order, up to the first that has no result."""
+    prefix: list[ScoredStep] = []
+    for step in sorted(requested):
+        if step not in scored:
             break
-        found.append(judged[step])
-    return found
+        prefix.append(scored[step])
+    return prefix
 
 
-def best(prefix: Sequence[Judged], margin: float) -> int | None:
-    """The step that no later one was found better than. As good as equal: the earlier."""
-    found = gains(prefix, margin)
-    return found[-1] if found else None
+def best(prefix: Sequence[ScoredStep], margin: float) -> int | None:
+    """The step that no later one was better than. Of two that are as good as equal, the earlier."""
+    steps = gains(prefix, margin)
+    return steps[-1] if steps else None
 
 
-def gains(prefix: Sequence[Judged], margin: float) -> list[int]:
+def gains(prefix: Sequence[ScoredStep], margin: float) -> list[int]:
     """The steps that were better than all before them."""
-    return [judged.step for judged, gained in _counted(prefix, margin) if gained]
+    return [one.step for one, gained in _with_gains(prefix, margin) if gained]
 
 
-def comparable(prefix: Sequence[Judged], margin: float, until: int) -> list[int]:
-    """Steps that are the best of all up to `until`, or up to a later one: that one and each gain after it."""
-    found = gains(prefix, margin)
-    return [step for step, later in zip_longest(found, found[1:]) if later is None or later > until]
+def comparable(prefix: Sequence[ScoredStep], margin: float, until: int) -> list[int]:
+    """The steps that are the best up to `until` or up to a later step: the best then and each later gain."""
+    steps = gains(prefix, margin)
+    return [step for step, later in zip_longest(steps, steps[1:]) if later is None or later > until]
 
 
-def stopped_at(prefix: Sequence[Judged], patience: int, margin: float) -> int | None:
-    """The step at which `patience` evaluations in a row had brought no gain. Once there, more results never
-    change it.
-    """
+def stopped_at(prefix: Sequence[ScoredStep], patience: int, margin: float) -> int | None:
+    """The step at which `patience` evaluations in a row had brought no gain. More results never change it."""
     waited = 0
-    for judged, gained in _counted(prefix, margin):
+    for one, gained in _with_gains(prefix, margin):
         waited = 0 if gained else waited + 1
         if waited >= patience:
-            return judged.step
+            return one.step
     return None
 
 
-def overshoot(prefix: Sequence[Judged], patience: int, margin: float, trained: int) -> int:
+def overshoot(prefix: Sequence[ScoredStep], patience: int, margin: float, trained: int) -> int:
     """Steps that were trained after the stopping step, because its result came later."""
     stopping = stopped_at(prefix, patience, margin)
     return 0 if stopping is None else max(0, trained - stopping)
 
 
-def lowered(prefix: Sequence[Judged], patience: int, margin: float) -> int:
+def times_lowered(prefix: Sequence[ScoredStep], patience: int, margin: float) -> int:
     """How often the learning rate was lowered: each time after `patience` evaluations without gain."""
     times = waited = 0
-    for _, gained in _counted(prefix, margin):
+    for _, gained in _with_gains(prefix, margin):
         waited = 0 if gained else waited + 1
         if waited == patience:
             times, waited = times + 1, 0
     return times
 
 
-def finalists(prefix: Sequence[Judged], margin: float, most: int = 3) -> list[int]:
+def finalists(prefix: Sequence[ScoredStep], margin: float, most: int = 3) -> list[int]:
     """The steps to evaluate on all samples before one is called the best: the best so far, then the lowest
-    losses. As good as equal in figures: the earlier.
+    losses; of equal losses the earlier.
     """
     leader = best(prefix, margin)
-    counted = [judged for judged, _ in _counted(prefix, margin)]
-    ordered = sorted(counted, key=lambda judged: (judged.step != leader, judged.loss, judged.step))
-    return [judged.step for judged in ordered[:most]]
+    counted = [one for one, _ in _with_gains(prefix, margin)]
+    ordered = sorted(counted, key=lambda one: (one.step != leader, one.loss, one.step))
+    return [one.step for one in ordered[:most]]
 
 
-def _counted(prefix: Sequence[Judged], margin: float) -> Iterator[tuple[Judged, bool]]:
+def _with_gains(prefix: Sequence[ScoredStep], margin: float) -> Iterator[tuple[ScoredStep, bool]]:
     """The steps that count, and whether each was better than all before it."""
-    found: Judged | None = None
-    for judged in prefix:
-        if judged.loss is None or not math.isfinite(judged.loss):
+    leader: ScoredStep | None = None
+    for one in prefix:
+        if one.loss is None or not math.isfinite(one.loss):
             continue
-        gained = found is None or _better(judged, found, margin)
-        found = judged if gained else found
-        yield judged, gained
+        gained = leader is None or _better(one, leader, margin)
+        leader = one if gained else leader
+        yield one, gained
 
 
-def _better(new: Judged, old: Judged, margin: float) -> bool:
-    """As it was said of the two. Where all samples that may be had say neither, or the two were not compared,
-    it takes figures more than the margin apart: nothing better is known.
+def _better(new: ScoredStep, old: ScoredStep, margin: float) -> bool:
+    """As their comparison says. Where it is undecided, or the two were not compared, the losses have to be
+    more than the margin apart: nothing better is known.
     """
     if new.against == old.step and new.verdict not in (None, "undecided"):
         return new.verdict == "better"

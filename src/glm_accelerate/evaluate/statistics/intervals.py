@@ -1,8 +1,8 @@
-"""What a sample tells of all held-out samples: an estimate, and the interval in which the figure of all lies.
+"""Estimates from a sample for all held-out samples, with the interval in which the figure of all lies.
 
-Samples are drawn without replacement (`choice.py`): at n = N an interval has no width, and the estimate is
-the plain mean to the last bit. It speaks of these samples and no other text, so windows of one document need
-no care: each was drawn by itself. Letters: N samples evaluated, the first of the order; K groups of strata.
+Samples are drawn without replacement (`sample_order.py`): of all samples an interval has no width, and the
+estimate is the plain mean to the last bit. Nothing is claimed of other text, so windows of one document need
+no care. Shape suffixes: N samples evaluated, the first of the order; K groups of strata.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from glm_accelerate.runtime.errors import UserError
 
-FEWEST = 8  # samples drawn in a stratum; one with fewer is taken together with its neighbour
+FEWEST = 8  # samples drawn in a stratum; one with fewer is merged with its neighbour
 ANGLES = np.linspace(0, math.pi / 2, 4097)
 
 Floats = NDArray[np.float64]
@@ -23,62 +23,61 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """What was measured of the first N samples of an exam's order. A sample without targets counts 0, 0."""
+class SampleLosses:
+    """The losses of the first N samples of an exam's order. A sample without targets has 0 of both."""
 
     losses_N: NDArray[np.float64]  # summed over a sample's targets
     targets_N: NDArray[np.float64]
 
     @staticmethod
-    def none() -> "Items":
-        return Items(np.zeros(0), np.zeros(0))
+    def empty() -> "SampleLosses":
+        return SampleLosses(np.zeros(0), np.zeros(0))
 
     @staticmethod
-    def of(losses: Sequence[float], targets: Sequence[float]) -> "Items":
-        return Items(np.array(losses, np.float64), np.array(targets, np.float64))
+    def of(losses: Sequence[float], targets: Sequence[float]) -> "SampleLosses":
+        return SampleLosses(np.array(losses, np.float64), np.array(targets, np.float64))
 
-    def and_then(self, more: "Items") -> "Items":
-        """With those of the samples that follow."""
-        return Items(
+    def followed_by(self, more: "SampleLosses") -> "SampleLosses":
+        """With the losses of the samples that follow."""
+        return SampleLosses(
             np.concatenate([self.losses_N, more.losses_N]), np.concatenate([self.targets_N, more.targets_N])
         )
 
 
 def loss_interval(
-    items: Items, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
+    losses: SampleLosses, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
 ) -> tuple[float, Interval | None]:
-    """Loss a target. A single sample tells no interval, nor do several that are all alike. Losses lean to one
-    side, and a small sample shows too little of it: the correction is doubled.
+    """Loss per target. There is no interval from a single sample, nor from several that are all alike. Losses
+    are skewed, and a small sample shows too little of it: the correction is doubled.
     """
-    loss, interval = _ratio(items.losses_N, items.targets_N, strata_of_all, total, level, lean=2.0)
-    alike = interval is not None and interval[0] == interval[1] and len(items.losses_N) < total
+    loss, interval = _ratio(losses.losses_N, losses.targets_N, strata_of_all, total, level, skew=2.0)
+    alike = interval is not None and interval[0] == interval[1] and len(losses.losses_N) < total
     return loss, None if alike else interval
 
 
 def paired(
-    new: Items, old: Items, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
+    new: SampleLosses, old: SampleLosses, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05
 ) -> tuple[float, Interval | None]:
-    """How much higher the loss of `new` is, on the samples that both have. What a sample adds to both losses
-    cancels out, so this is known far better than either. A single sample tells no interval. What changes one
-    sample in a hundred, and that one strongly, can be missed altogether by the first hundred.
+    """How much higher the loss of `new` is, on the samples that both have. How hard a sample is cancels out,
+    so the difference is known far better than either loss. There is no interval from a single sample. A
+    strong change of one sample in a hundred can be missed by the first hundred.
     """
     count = min(len(new.losses_N), len(old.losses_N))
     targets_N = new.targets_N[:count]
     assert np.array_equal(targets_N, old.targets_N[:count])
     differences_N = new.losses_N[:count] - old.losses_N[:count]
-    return _ratio(differences_N, targets_N, strata_of_all, total, level, lean=0.0)
+    return _ratio(differences_N, targets_N, strata_of_all, total, level, skew=0.0)
 
 
 def mean_interval(
     values_N: Floats, strata_of_all: NDArray[np.int64], total: int, level: float = 0.05, scale: float = 1.0
 ) -> tuple[float, Interval | None]:
-    """The mean of a metric; NaN: a sample that has none, of which there are others. Values lie between 0 and
-    `scale` unless they are seen outside. What has not been seen once can still be as frequent as
-    `rate_interval` allows.
+    """The mean of a metric; NaN marks a sample that has none. Values lie between 0 and `scale` unless some
+    are seen outside. Values not seen in the sample may be as frequent in all as `rate_interval` allows.
     """
     has_N = ~np.isnan(values_N)
     values = np.where(has_N, values_N, 0.0)
-    mean, interval = _ratio(values, has_N.astype(np.float64), strata_of_all, total, level, lean=2.0)
+    mean, interval = _ratio(values, has_N.astype(np.float64), strata_of_all, total, level, skew=2.0)
     if interval is None:
         return mean, None
     lowest, highest = min(0.0, float(values.min())), max(scale, float(values.max()))
@@ -90,14 +89,14 @@ def mean_interval(
 
 
 def rate_interval(right: int, count: int, total: int, level: float = 0.05) -> Interval:
-    """The share of right ones among `total`, when `right` of `count` that were drawn without replacement are:
-    all shares at which neither so many nor so few would be a surprise. Exact, so never too short.
+    """The share of right answers among `total` samples, when `right` of `count` drawn without replacement are
+    right: all shares at which neither so many nor so few would be surprising. Exact, so never too short.
     """
     assert 0 <= right <= count <= total
     assert count > 0
 
     def fewest(right: int) -> int:
-        """How many of all are right at least."""
+        """How many of all are right at the least."""
         low, high = right, total - count + right
         while low < high:
             middle = (low + high) // 2
@@ -110,11 +109,11 @@ def rate_interval(right: int, count: int, total: int, level: float = 0.05) -> In
 
 
 def _ratio(
-    sums_N: Floats, targets_N: Floats, strata_of_all: NDArray[np.int64], total: int, level: float, lean: float
+    sums_N: Floats, targets_N: Floats, strata_of_all: NDArray[np.int64], total: int, level: float, skew: float
 ) -> tuple[float, Interval | None]:
-    """Sum by targets over all samples. Each stratum counts as much as it has samples; what varies is a
-    sample's sum less what the ratio grants it (Cochran, Sampling Techniques, 6.11). Student's t has the
-    degrees of freedom that the variance is known by (Satterthwaite); longer on the side of the longer tail.
+    """The ratio of sums to targets over all samples. Each stratum is weighted by its number of samples; the
+    residual is a sample's sum less the ratio times its targets (Cochran, Sampling Techniques, 6.11), and
+    Student's t has Satterthwaite's degrees of freedom. `skew`: how much of the correction for skew to apply.
     """
     count = len(sums_N)
     assert len(strata_of_all) == total >= count
@@ -140,24 +139,24 @@ def _ratio(
     variance = float(scales_K @ squares_K)
     if not variance:
         return ratio, (ratio, ratio)
-    # How far the variance may be off: as with normal residuals, or more where the sample's tails are long.
+    # The variance's own uncertainty: as with normal residuals, or more where the sample's tails are long.
     fourths_K = np.bincount(group_N, residuals_N**4) / drawn_K
-    unsure_K = np.maximum(2 * squares_K**2 / (drawn_K - 1), (fourths_K - squares_K**2) / drawn_K)
-    reach = _student(level, 2 * variance**2 / float(scales_K**2 @ unsure_K))
-    longer = lean * _lean(residuals_N, group_N, all_K, drawn_K, reach) / variance**1.5
+    uncertainty_K = np.maximum(2 * squares_K**2 / (drawn_K - 1), (fourths_K - squares_K**2) / drawn_K)
+    reach = _student(level, 2 * variance**2 / float(scales_K**2 @ uncertainty_K))
+    longer = skew * _skew_shift(residuals_N, group_N, all_K, drawn_K, reach) / variance**1.5
     half = math.sqrt(variance) / targets
     return ratio, (ratio - half * (reach + max(0.0, -longer)), ratio + half * (reach + max(0.0, longer)))
 
 
-def _lean(
+def _skew_shift(
     residuals_N: Floats,
     group_N: NDArray[np.int64],
     all_K: Floats,
     drawn_K: NDArray[np.int64],
     reach: float,
 ) -> float:
-    """How much farther up than down the truth may lie, in deviations (times their cube): Johnson's modified t
-    (1978), with the third cumulants of a mean and of its variance under drawing without replacement.
+    """How much farther the interval reaches up than down, in deviations (times their cube): Johnson's
+    modified t (1978), with the third cumulants of a mean and of its variance without replacement.
     """
     skews_K = np.bincount(group_N, residuals_N**3) * drawn_K / ((drawn_K - 1) * np.maximum(1, drawn_K - 2))
     shares_K = drawn_K / all_K
@@ -169,22 +168,22 @@ def _lean(
 
 
 def _grouped(strata_of_all: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Strata of which fewer than FEWEST were drawn, taken together with those that follow."""
+    """The group of each sample: strata with fewer than FEWEST samples drawn are merged with the next."""
     drawn = np.bincount(strata_of_all[:count], minlength=int(strata_of_all.max()) + 1)
     group_of = np.zeros(len(drawn), dtype=np.int64)
-    group, held = 0, 0
+    group, size = 0, 0
     for stratum, number in enumerate(drawn.tolist()):
-        if held >= FEWEST:
-            group, held = group + 1, 0
+        if size >= FEWEST:
+            group, size = group + 1, 0
         group_of[stratum] = group
-        held += number
-    if held < FEWEST:  # the last has no follower
+        size += number
+    if size < FEWEST:  # the last has no neighbour after it
         group_of[group_of == group] = max(0, group - 1)
     return group_of[strata_of_all]
 
 
 def _student(level: float, freedom: float) -> float:
-    """Student's t beyond which `level` of it lies on both sides together."""
+    """The quantile of Student's t with `level` outside, on both sides together."""
     if freedom > 200:  # Cornish and Fisher
         z = -NormalDist().inv_cdf(level / 2)
         return z + (z**3 + z) / (4 * freedom)
@@ -195,7 +194,7 @@ def _student(level: float, freedom: float) -> float:
 
 
 def _at_least(right: int, count: int, all_right: int, total: int) -> float:
-    """The chance to draw at least `right` right ones when `all_right` of all are. C: all numbers above it."""
+    """The probability to draw at least `right` right ones when `all_right` of all are. C: counts above it."""
     wrong = total - all_right
     if right <= max(0, count - wrong):
         return 1.0

@@ -1,7 +1,7 @@
-"""When to ask whether the samples so far are enough, how sure an answer must be, and what it then is.
+"""After how many samples to look whether they are enough, how wide an interval must be then, and its verdict.
 
-Who looks at a 95 % interval again and again is fooled far more often than once in 20 times, so the looks are
-declared before, and each is given its share of the 5 %.
+Who looks at a 95 % interval again and again is wrong far more often than once in 20 times. So the looks are
+declared beforehand, and each gets its share of the 5 %.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ MOST_LOOKS = 4
 
 
 def looks(total: int, most: int | None, count: int = MOST_LOOKS, first: int = 128) -> tuple[int, ...]:
-    """Numbers of samples, the last `most` or all of them. Each is at least twice the one before: a look
-    that adds little is not worth its share.
+    """Numbers of samples, the last one `most` or all. Each is at least twice the one before: a look that adds
+    little is not worth its share.
     """
     last = total if most is None else min(total, most)
     assert last > 0
@@ -28,12 +28,12 @@ def looks(total: int, most: int | None, count: int = MOST_LOOKS, first: int = 12
 
 
 def level_of(looks: Sequence[int], family: float = 0.05) -> float:
-    """How often an interval of one look may be wrong, for all of them together to be at most `family`."""
+    """How often the interval of one look may be wrong, so that all together are at most `family`."""
     return family / len(looks)
 
 
 def verdict(interval: Interval, margin: float) -> Verdict:
-    """Of a difference of losses, the new less the old; differences up to the margin don't matter."""
+    """Of the difference of two losses, new less old; differences up to the margin don't matter."""
     low, high = interval
     if -margin <= low and high <= margin:
         return "tied"

@@ -1,5 +1,5 @@
-"""In which order held-out samples are evaluated: one order for a whole run, so that any number of them from
-its start is a fair sample of all, and a larger sample contains every smaller one.
+"""The order in which held-out samples are evaluated, the same in a whole run: any beginning is a fair sample
+of all, and a larger sample contains every smaller one.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ CLASSES = 16  # strata in all, about; each source has at least one
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The first n of `order` are the sample of size n: of each stratum its share, to about one sample."""
+    """The first n of `order` are the sample of size n. It has each stratum's share, to about one sample."""
 
     order: NDArray[np.int64]  # of all samples
     strata: NDArray[np.int64]  # stratum of each sample of `order`; neighbours in number are alike
 
 
-def choose(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int) -> SampleOrder:
-    """Strata are a source's samples of like length. Each is shuffled, then dealt out evenly over the order
-    from a start of its own, so that every sample has the same chance to be among the first n.
+def draw_order(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int) -> SampleOrder:
+    """Strata are a source's samples of similar length. Each is shuffled, then spread evenly over the order
+    from a random start, so that every sample has the same chance to be among the first n.
     """
     assert len(lengths) == len(sources) > 0
     strata = _strata(lengths, sources)
@@ -36,8 +36,8 @@ def choose(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed: int
 
 
 def _strata(lengths: NDArray[np.integer], sources: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Numbers from 0 without gaps: source by source, and within one from short to long. A source is cut at
-    quantiles of its lengths, into more classes the more of all samples it has.
+    """The stratum of each sample, numbered without gaps: source by source, within one from short to long. A
+    source is cut at quantiles of its lengths, into more classes the more samples it has.
     """
     strata = np.zeros(len(lengths), dtype=np.int64)
     _, source_of, counts = np.unique(sources, return_inverse=True, return_counts=True)

@@ -10,7 +10,7 @@ import yaml
 from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.config.load import load_config
-from glm_accelerate.evaluate.measuring.by_hand import Wanted, of_run
+from glm_accelerate.evaluate.measuring.by_hand import EvaluationOptions, evaluate_run
 from glm_accelerate.train.run import train
 
 
@@ -33,10 +33,13 @@ def test_all_that_is_read_is_held(tiny_run: dict[str, Any], tmp_path: Path) -> N
     def watch(what: str, done: int, total: int) -> None:
         held.append((is_leased(asked), is_leased(best), drop(best)))
 
-    found = of_run(asked, Wanted(), torch.device("cpu"), watch).result
+    found = evaluate_run(asked, EvaluationOptions(), torch.device("cpu"), watch).result
     assert found.against is not None
     assert found.against.step == 4
     assert set(held) == {(True, True, False)}
     assert not is_leased(best)
     assert drop(best)
-    assert of_run(asked, Wanted(), torch.device("cpu"), lambda *_: None).result.loss == found.loss
+    assert (
+        evaluate_run(asked, EvaluationOptions(), torch.device("cpu"), lambda *_: None).result.loss
+        == found.loss
+    )

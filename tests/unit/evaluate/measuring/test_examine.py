@@ -12,9 +12,9 @@ import torch
 from glm_accelerate.evaluate.measuring.exam import Exam
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.measuring.losses import sample_losses, split
-from glm_accelerate.evaluate.protocol.messages import Findings, Request, whole_plan
-from glm_accelerate.evaluate.statistics.intervals import Items
-from glm_accelerate.evaluate.statistics.sample_order import choose
+from glm_accelerate.evaluate.protocol.messages import Findings, Request, full_exam_id
+from glm_accelerate.evaluate.statistics.intervals import SampleLosses
+from glm_accelerate.evaluate.statistics.sample_order import draw_order
 from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
@@ -24,7 +24,7 @@ from glm_accelerate.runtime.errors import UserError
 @pytest.fixture
 def exam(samples, words, held) -> Exam:
     held_out = held(samples * 4)
-    choice = choose(held_out.lengths, np.zeros(len(held_out), int), 0)
+    choice = draw_order(held_out.lengths, np.zeros(len(held_out), int), 0)
     return Exam(
         held_out, choice.order, choice.strata, (10, 28), 64, words, (1,), ("loss", "exact_match"), 5, 0.01
     )
@@ -35,8 +35,10 @@ def examiner(exam, model) -> GlmExaminer:
     return GlmExaminer(exam, model)
 
 
-def ask(examiner: GlmExaminer, against: Items | None = None, step: int = 40, **said: object) -> Findings:
-    request = Request(step, examiner.plan, 2, "w", against="20-abc-1" if against else None)
+def ask(
+    examiner: GlmExaminer, against: SampleLosses | None = None, step: int = 40, **said: object
+) -> Findings:
+    request = Request(step, examiner.exam_id, 2, "w", against="20-abc-1" if against else None)
     return examiner.examine(replace(request, **said), "run", against)
 
 
@@ -51,14 +53,14 @@ def test_what_is_found(examiner, model, exam):
     asked = [number for number in exam.order[:10] if split(exam.held_out[int(number)], exam.stops)]
     assert len(found.predictions) == len(asked)
     truth = sample_losses(model, [exam.held_out[int(number)] for number in exam.order])
-    np.testing.assert_allclose(found.items.losses_N, truth.losses_N, rtol=1e-9)
-    assert (found.items.targets_N == truth.targets_N).all()
+    np.testing.assert_allclose(found.losses.losses_N, truth.losses_N, rtol=1e-9)
+    assert (found.losses.targets_N == truth.targets_N).all()
     json.dumps(result.event(), allow_nan=False)
 
 
 def test_one_that_is_clearly_worse_is_left_after_the_first_look(examiner):
-    best = ask(examiner).items
-    better = Items(best.losses_N * 0.5, best.targets_N)
+    best = ask(examiner).losses
+    better = SampleLosses(best.losses_N * 0.5, best.targets_N)
     found = ask(examiner, better)
     assert found.result.samples == 10
     assert found.result.against.verdict == "worse"
@@ -67,8 +69,8 @@ def test_one_that_is_clearly_worse_is_left_after_the_first_look(examiner):
 
 
 def test_a_better_one_is_measured_to_the_end_where_it_cannot_come_back(examiner):
-    best = ask(examiner).items
-    worse = Items(best.losses_N * 2, best.targets_N)
+    best = ask(examiner).losses
+    worse = SampleLosses(best.losses_N * 2, best.targets_N)
     assert ask(examiner, worse).result.samples == 28
     beside = replace(examiner, load=lambda path: None)
     assert ask(beside, worse).result.samples == 10
@@ -76,7 +78,7 @@ def test_a_better_one_is_measured_to_the_end_where_it_cannot_come_back(examiner)
 
 
 def test_the_same_weights_are_tied(examiner):
-    found = ask(examiner, ask(examiner).items).result.against
+    found = ask(examiner, ask(examiner).losses).result.against
     assert (found.verdict, found.difference) == ("tied", 0.0)
 
 
@@ -86,36 +88,36 @@ def test_more_of_the_best_is_measured_where_it_is_needed(examiner, tmp_path: Pat
     beside = replace(
         examiner, load=lambda path: loaded.append(path.name), exam=replace(examiner.exam, margin=0.0)
     )
-    first = ask(beside).items
+    first = ask(beside).losses
     assert len(first.losses_N) == 10
     (tmp_path / "best").mkdir()
-    noisy = Items(
+    noisy = SampleLosses(
         first.losses_N + np.where(np.arange(10) % 2, 3.0, -3.0) * (first.targets_N > 0), first.targets_N
     )
-    request = Request(40, beside.plan, 2, "new", against="20-abc-1", against_weights="best")
+    request = Request(40, beside.exam_id, 2, "new", against="20-abc-1", against_weights="best")
     loaded.clear()
     found = beside.examine(request, str(tmp_path), noisy)
     assert loaded == ["new", "best", "new"]
     assert found.result.samples == 28
-    assert len(found.extended.losses_N) == 28
-    assert (found.extended.losses_N[:10] == noisy.losses_N).all()
+    assert len(found.baseline_losses.losses_N) == 28
+    assert (found.baseline_losses.losses_N[:10] == noisy.losses_N).all()
 
 
 def test_no_more_is_measured_than_can_be_compared(examiner):
     """The weights of the best are gone: of it no more will be known than was measured."""
     beside = replace(examiner, load=lambda path: None, exam=replace(examiner.exam, margin=0.0))
-    first = ask(beside).items
-    noisy = Items(
+    first = ask(beside).losses
+    noisy = SampleLosses(
         first.losses_N + np.where(np.arange(10) % 2, 3.0, -3.0) * (first.targets_N > 0), first.targets_N
     )
-    noisy = Items(noisy.losses_N[:6], noisy.targets_N[:6])
+    noisy = SampleLosses(noisy.losses_N[:6], noisy.targets_N[:6])
     result = ask(beside, noisy).result
     assert (result.against.verdict, result.samples) == ("undecided", 10)
 
 
 def test_a_single_sample_has_a_loss_and_no_comparison(examiner):
     one = replace(examiner, exam=replace(examiner.exam, looks=(1,)))
-    best = ask(one).items
+    best = ask(one).losses
     found = ask(one, best).result
     assert found.loss is not None
     assert found.against is None
@@ -124,7 +126,7 @@ def test_a_single_sample_has_a_loss_and_no_comparison(examiner):
 def test_a_finalist_has_all_samples(examiner):
     beside = replace(examiner, load=lambda path: None)
     assert ask(beside).result.samples == 10
-    assert ask(beside, whole=True, plan=whole_plan(beside.plan)).result.samples == 28
+    assert ask(beside, whole=True, exam_id=full_exam_id(beside.exam_id)).result.samples == 28
 
 
 def test_every_step_and_every_run_judges_the_same_samples(examiner, exam):
@@ -135,16 +137,16 @@ def test_every_step_and_every_run_judges_the_same_samples(examiner, exam):
 
 def test_the_plan_names_what_is_asked(exam):
     plans = {
-        exam.plan,
-        replace(exam, looks=(5, 28)).plan,
-        replace(exam, order=exam.order[::-1]).plan,
-        replace(exam, stops=(1, 2)).plan,
-        replace(exam, metrics=("loss",)).plan,
-        replace(exam, max_new_tokens=6).plan,
-        replace(exam, margin=0.5).plan,
+        exam.id,
+        replace(exam, looks=(5, 28)).id,
+        replace(exam, order=exam.order[::-1]).id,
+        replace(exam, stops=(1, 2)).id,
+        replace(exam, metrics=("loss",)).id,
+        replace(exam, max_new_tokens=6).id,
+        replace(exam, margin=0.5).id,
     }
     assert len(plans) == 7
-    assert replace(exam, micro_tokens=1024).plan == exam.plan  # how, not what
+    assert replace(exam, micro_tokens=1024).id == exam.id  # how, not what
 
 
 def test_training_is_not_touched(examiner, model):

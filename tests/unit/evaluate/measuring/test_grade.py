@@ -75,7 +75,7 @@ def graded(metrics, pairs, processes=1, patience=60.0):
     with Grader(metrics, processes, patience) as grader:
         for number, (reference, answer) in enumerate(pairs):
             grader.put(number, reference, answer)
-        return grader.scores(), grader.troubles()
+        return grader.scores(), grader.failures()
 
 
 PAIRS = [(f"answer {number - number % 2}", f"answer {number}") for number in range(9)]
@@ -84,10 +84,10 @@ PAIRS = [(f"answer {number - number % 2}", f"answer {number}") for number in ran
 @pytest.mark.parametrize("processes", [1, 3])
 def test_scores_are_those_of_the_functions(own, processes):
     pairs = [("今天天气很好。", "今天天气不好。"), ("the cat sat", "the cat sat "), ("a\nb", ""), *PAIRS]
-    scores, troubles = graded(["loss", "rouge", "exact_match", "bleu", f"{own}:length"], pairs, processes)
+    scores, failures = graded(["loss", "rouge", "exact_match", "bleu", f"{own}:length"], pairs, processes)
     cut = word_cutter()
     names = ("bleu", "rouge_1", "rouge_2", "rouge_l")
-    assert troubles == []
+    assert failures == []
     assert list(scores) == list(range(len(pairs)))
     for number, (reference, answer) in enumerate(pairs):
         assert list(scores[number]) == [
@@ -117,9 +117,9 @@ def test_a_worker_is_a_process_without_torch_and_its_chatter_is_not_ours(own, ca
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_is_wrong_with_a_metric_fails_that_metric(own, processes):
     names = [f"{own}:{name}" for name in ("raises", "infinite", "words", "length")]
-    scores, troubles = graded([*names, "exact_match"], PAIRS, processes)
+    scores, failures = graded([*names, "exact_match"], PAIRS, processes)
     assert [list(score) for score in scores.values()] == [[names[3], "exact_match"]] * len(PAIRS)
-    assert troubles == [
+    assert failures == [
         f"{names[1]}, sample 4: ValueError: it returned inf (metrics.py:{_line('it returned')})",
         f"{names[0]}, sample 1: ZeroDivisionError: division by zero (own.py:{1 + _own_line('1 / (')})",
         f"{names[2]}, sample 0: ValueError: could not convert string to float: 'answer 0' "
@@ -137,31 +137,31 @@ def _own_line(words: str) -> int:
 
 
 def test_a_metric_that_ends_its_process_is_to_blame(own):
-    scores, troubles = graded([f"{own}:quits", "exact_match"], PAIRS)
-    assert troubles == [f"{own}:quits, sample 5: the process that scored it ended with code 3"]
+    scores, failures = graded([f"{own}:quits", "exact_match"], PAIRS)
+    assert failures == [f"{own}:quits, sample 5: the process that scored it ended with code 3"]
     assert [score["exact_match"] for score in scores.values()] == [float(n % 2 == 0) for n in range(9)]
 
 
 def test_a_metric_that_hangs_is_to_blame(own):
-    scores, troubles = graded([f"{own}:hangs", "exact_match"], PAIRS, patience=2.0)
-    assert troubles == [f"{own}:hangs, sample 5: the process that scored it said nothing for 2 s"]
+    scores, failures = graded([f"{own}:hangs", "exact_match"], PAIRS, patience=2.0)
+    assert failures == [f"{own}:hangs, sample 5: the process that scored it said nothing for 2 s"]
     assert [score["exact_match"] for score in scores.values()] == [float(n % 2 == 0) for n in range(9)]
 
 
 def test_a_file_that_cannot_be_loaded_is_told_and_no_more(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def score(reference, answer): return 1\nraise RuntimeError('as it is loaded')\n")
-    scores, troubles = graded([f"{path}:score", "exact_match"], PAIRS)
-    assert troubles == [f"{path}:score: RuntimeError: as it is loaded (broken.py:2)"]
+    scores, failures = graded([f"{path}:score", "exact_match"], PAIRS)
+    assert failures == [f"{path}:score: RuntimeError: as it is loaded (broken.py:2)"]
     assert scores[2] == {"exact_match": 1.0}
 
 
 def test_with_no_metric_left_nothing_is_waited_for(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import os\ndef score(reference, answer): return 1\nos._exit(1)\n")
-    scores, troubles = graded([f"{path}:score"], PAIRS)
+    scores, failures = graded([f"{path}:score"], PAIRS)
     assert scores == {number: {} for number in range(len(PAIRS))}
-    assert troubles == [f"{path}:score, sample 0: the process that scored it ended with code 1"]
+    assert failures == [f"{path}:score, sample 0: the process that scored it ended with code 1"]
 
 
 def test_where_no_process_can_be_started_metrics_fail_and_no_more():
@@ -171,11 +171,11 @@ def test_where_no_process_can_be_started_metrics_fail_and_no_more():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
     try:
-        scores, troubles = graded(["exact_match"], PAIRS)
+        scores, failures = graded(["exact_match"], PAIRS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert scores == {number: {} for number in range(len(PAIRS))}
-    assert troubles == ["exact_match: no process can be started to score it: Too many open files"]
+    assert failures == ["exact_match: no process can be started to score it: Too many open files"]
 
 
 def test_a_killed_worker_is_replaced(own):
@@ -185,8 +185,8 @@ def test_a_killed_worker_is_replaced(own):
             if number == 20:
                 (worker,) = grader._crew
                 os.kill(worker._process.pid, signal.SIGKILL)
-        scores, troubles = grader.scores(), grader.troubles()
-    assert troubles == []
+        scores, failures = grader.scores(), grader.failures()
+    assert failures == []
     assert sorted(scores) == list(range(40))
     assert 1 <= len({score[f"{own}:process"] for score in scores.values()}) <= 2
 

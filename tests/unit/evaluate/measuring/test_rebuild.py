@@ -48,8 +48,8 @@ def test_the_same_as_the_trainers_own(kind: str, tiny_run: Said, tmp_path: Path)
     inline = {said.step: said for said in ledger.results(run)}
     examiner = glm_examiner(run, "cpu")
     for step in (4, 2):
-        assert inline[step].plan == examiner.plan
-        request = Request(step, examiner.plan, 1, f"checkpoints/checkpoint-{step}")
+        assert inline[step].exam_id == examiner.exam_id
+        request = Request(step, examiner.exam_id, 1, f"checkpoints/checkpoint-{step}")
         found = examiner.examine(request, str(run), None).result
         assert inline[step].loss is not None
         assert found.loss == pytest.approx(inline[step].loss, rel=1e-6)
@@ -62,14 +62,14 @@ def test_what_was_trained_on_need_not_be_there(tiny_run: Said, tmp_path: Path) -
     """An evaluator elsewhere has the run, the model and the held-out samples."""
     run = trained(tiny_run, tmp_path, KINDS["lora"])
     Path(tiny_run["data"]["train"]).unlink()
-    assert glm_examiner(run, "cpu").plan == ledger.results(run)[0].plan
+    assert glm_examiner(run, "cpu").exam_id == ledger.results(run)[0].exam_id
 
 
 def test_precision_is_as_asked_and_its_difference_is_told(tiny_run: Said, tmp_path: Path) -> None:
     run = trained(tiny_run, tmp_path, KINDS["full"], {"precision": "bfloat16", "metrics": ["loss"]})
     examiner = glm_examiner(run, "cpu")
     assert examiner.model.compute == torch.bfloat16
-    request = Request(4, examiner.plan, 1, "checkpoints/checkpoint-4")
+    request = Request(4, examiner.exam_id, 1, "checkpoints/checkpoint-4")
     found = examiner.examine(request, str(run), None).result
     assert found.by["dtype"] == "bfloat16"
     assert abs(float(found.by["float32 differs by"])) < 0.1
@@ -85,7 +85,7 @@ def test_a_layer_that_float16_cannot_hold_is_evaluated_all_the_same(tiny_run: Sa
     save_file(weights, file, metadata={"format": "pt"})
     run = trained({**tiny_run, "precision": {"compute": "float16"}}, tmp_path, KINDS["lora"])
     examiner = glm_examiner(run, "cpu")
-    request = Request(4, examiner.plan, 1, "checkpoints/checkpoint-4")
+    request = Request(4, examiner.exam_id, 1, "checkpoints/checkpoint-4")
     found = examiner.examine(request, str(run), None).result
     assert found.by["dtype"] == "float32"
     inline = {said.step: said for said in ledger.results(run)}[4]

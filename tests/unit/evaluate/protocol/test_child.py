@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.evaluate.protocol.child import Beside, taken, why_not
+from glm_accelerate.evaluate.protocol.child import EvaluatorProcess, lacking_memory, lacking_resource
 from glm_accelerate.runtime.devices.nvidia import rows_about
 from glm_accelerate.runtime.errors import UserError
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores and memor
 
 
 def test_what_is_there_can_be_had() -> None:
-    assert why_not(threads=1, cores=None, host_bytes=0) is None
-    assert why_not(threads=1, cores=[min(os.sched_getaffinity(0))], host_bytes=1 << 20) is None
+    assert lacking_resource(threads=1, cores=None, host_bytes=0) is None
+    assert lacking_resource(threads=1, cores=[min(os.sched_getaffinity(0))], host_bytes=1 << 20) is None
 
 
 # As nvidia-smi prints compute processes: gpu_uuid, pid, process_name, used_memory [MiB]. Written by hand from
@@ -33,22 +33,22 @@ def test_a_spare_device_that_others_have_filled() -> None:
     others = rows_about(
         [line.split(", ") for line in TABLE.splitlines()], "5f1b4b7e-0d3c-4f4a-9a39-2d6b9c1d7a10"
     )
-    assert taken("cuda:3", 19 * GIB, 39 * GIB // 2, others) is None
-    assert taken("cuda:3", 20 * GIB, 39 * GIB // 2, others) == (
+    assert lacking_memory("cuda:3", 19 * GIB, 39 * GIB // 2, others) is None
+    assert lacking_memory("cuda:3", 20 * GIB, 39 * GIB // 2, others) == (
         "it needs 20 GiB of cuda:3, 19.5 GiB are free, as others hold "
         "python3.12 (process 4242) 60 GiB, ollama (process 4300) 512 MiB"
     )
     # Somebody in another container: nvidia-smi names no process.
-    assert taken("cuda:3", 20 * GIB, 2 * GIB, []) == "it needs 20 GiB of cuda:3, 2 GiB are free"
-    assert why_not(threads=1, cores=None, host_bytes=0, device="cpu", device_bytes=10**15) is None
+    assert lacking_memory("cuda:3", 20 * GIB, 2 * GIB, []) == "it needs 20 GiB of cuda:3, 2 GiB are free"
+    assert lacking_resource(threads=1, cores=None, host_bytes=0, device="cpu", device_bytes=10**15) is None
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    assert "core 4000 " in (why_not(threads=1, cores=[core, 4000], host_bytes=0) or "")
-    assert why_not(threads=2, cores=[core], host_bytes=0) == "2 threads on 1 cores"
-    assert "909 TiB" in (why_not(threads=1, cores=None, host_bytes=10**15) or "")
+    assert "core 4000 " in (lacking_resource(threads=1, cores=[core, 4000], host_bytes=0) or "")
+    assert lacking_resource(threads=2, cores=[core], host_bytes=0) == "2 threads on 1 cores"
+    assert "909 TiB" in (lacking_resource(threads=1, cores=None, host_bytes=10**15) or "")
     with pytest.raises(UserError, match="inline") as raised:
-        Beside(tmp_path, device="cpu", threads=1, cores=[4000], host_bytes=0)
+        EvaluatorProcess(tmp_path, device="cpu", threads=1, cores=[4000], host_bytes=0)
     assert "core 4000" in raised.value.what
     assert not (tmp_path / "evals").exists()

@@ -21,11 +21,11 @@ from glm_accelerate.evaluate.protocol.messages import (
     Prediction,
     Request,
 )
-from glm_accelerate.evaluate.statistics.intervals import Items
+from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.runtime.errors import UserError
 
 PLAN = "0123abcd"
-ITEMS = Items(np.array([1.5, 0.1, 2.25]), np.array([3.0, 1.0, 4.0]))
+ITEMS = SampleLosses(np.array([1.5, 0.1, 2.25]), np.array([3.0, 1.0, 4.0]))
 PREDICTION = Prediction("问?", "答", "an answer", {"exact_match": 0.0})
 
 
@@ -44,7 +44,7 @@ def names(run: Path) -> list[str]:
 
 def test_from_asked_to_answered(tmp_path: Path) -> None:
     for step in (12, 3):
-        ledger.ask(tmp_path, asked(step))
+        ledger.post(tmp_path, asked(step))
     assert [request.step for request in ledger.waiting(tmp_path)] == [3, 12]
     assert ledger.read(tmp_path, asked(3).stem) is None
     with ledger.claim(tmp_path, asked(3)) as mine:
@@ -55,7 +55,7 @@ def test_from_asked_to_answered(tmp_path: Path) -> None:
     assert ledger.waiting(tmp_path) == [asked(12)]
     (result,) = ledger.results(tmp_path)
     assert result == found(3).result
-    items = ledger.read_items(tmp_path, result.stem)
+    items = ledger.read_sample_losses(tmp_path, result.stem)
     assert items is not None
     assert (items.losses_N.tolist(), items.targets_N.tolist()) == ([1.5, 0.1, 2.25], [3.0, 1.0, 4.0])
     line = (tmp_path / "evals" / f"{result.stem}.predictions.jsonl").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def test_nobody_else_reads_it_whatever_the_umask(tmp_path: Path, request: pytest
     before = os.umask(0)
     request.addfinalizer(lambda: os.umask(before))
     question = asked(4)
-    ledger.ask(tmp_path / "run", question)
+    ledger.post(tmp_path / "run", question)
     with ledger.claim(tmp_path / "run", question) as ours:
         assert ours
         modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run" / "evals").iterdir()}
@@ -90,7 +90,7 @@ def test_nobody_else_reads_it_whatever_the_umask(tmp_path: Path, request: pytest
 
 
 def test_a_claim_is_one_holders(tmp_path: Path) -> None:
-    ledger.ask(tmp_path, asked(3))
+    ledger.post(tmp_path, asked(3))
     with ledger.claim(tmp_path, asked(3)) as mine, ledger.claim(tmp_path, asked(3)) as another:
         assert (mine, another) == (True, False)
     assert not ledger.is_claimed(tmp_path, asked(3))
@@ -110,7 +110,7 @@ def _hold(run: Path) -> None:
 
 
 def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
-    ledger.ask(tmp_path, asked(3))
+    ledger.post(tmp_path, asked(3))
     holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path,))
     holder.start()
     holder.join(60)
@@ -122,21 +122,21 @@ def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
 
 
 def test_the_first_answer_stays(tmp_path: Path) -> None:
-    ledger.ask(tmp_path, asked(3))
+    ledger.post(tmp_path, asked(3))
     assert ledger.publish(tmp_path, found(3, loss=2.0))
     assert not ledger.publish(tmp_path, found(3, loss=9.0))
     assert not ledger.withdraw(tmp_path, asked(3), "timeout", "no result in 5 s")
-    ledger.ask(tmp_path, asked(3))
+    ledger.post(tmp_path, asked(3))
     assert ledger.waiting(tmp_path) == []
     assert [result.loss for result in ledger.results(tmp_path)] == [2.0]
-    assert ledger.read_items(tmp_path, asked(3).stem) is not None
+    assert ledger.read_sample_losses(tmp_path, asked(3).stem) is not None
 
 
 def test_an_answer_that_comes_too_late_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer says `timeout` between an evaluator's items and its result."""
-    ledger.ask(tmp_path, asked(3))
+    ledger.post(tmp_path, asked(3))
     link, said = os.link, list[bool]()
 
     def slow(source: Path, target: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_answer_that_comes_too_late_leaves_nothing(
     assert said == [True]
     assert [result.status for result in ledger.results(tmp_path)] == ["timeout"]
     assert names(tmp_path) == [f"{asked(3).stem}.json"]
-    assert ledger.read_items(tmp_path, asked(3).stem) is None
+    assert ledger.read_sample_losses(tmp_path, asked(3).stem) is None
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.Mon
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    ledger.ask(tmp_path, asked(3))
+    ledger.post(tmp_path, asked(3))
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", full)
         with pytest.raises(OSError, match="No space"):
@@ -208,16 +208,16 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_more_of_the_step_compared_with_is_kept(tmp_path: Path) -> None:
     ledger.publish(tmp_path, found(3))
-    grown = Items(np.arange(5.0), np.ones(5))
+    grown = SampleLosses(np.arange(5.0), np.ones(5))
     compared = Comparison(3, asked(3).stem, 0.1, (0.0, 0.2), "undecided", 2, 2)
     result = EvaluationResult(6, PLAN, 1, "done", loss=2.1, samples=5, against=compared)
-    assert ledger.publish(tmp_path, Findings(result, grown, extended=grown))
-    items = ledger.read_items(tmp_path, asked(3).stem)
+    assert ledger.publish(tmp_path, Findings(result, grown, baseline_losses=grown))
+    items = ledger.read_sample_losses(tmp_path, asked(3).stem)
     assert items is not None
     assert len(items.losses_N) == 5
     fewer = EvaluationResult(9, PLAN, 1, "done", loss=2.2, samples=3, against=compared)
-    assert ledger.publish(tmp_path, Findings(fewer, ITEMS, extended=ITEMS))
-    items = ledger.read_items(tmp_path, asked(3).stem)
+    assert ledger.publish(tmp_path, Findings(fewer, ITEMS, baseline_losses=ITEMS))
+    items = ledger.read_sample_losses(tmp_path, asked(3).stem)
     assert items is not None
     assert len(items.losses_N) == 5
 
@@ -229,13 +229,13 @@ def test_what_is_no_number_is_never_written(tmp_path: Path) -> None:
     assert "NaN" not in text
     (said,) = ledger.results(tmp_path)
     assert (said.status, said.loss, said.metrics) == ("failed", None, {})
-    assert ledger.read_items(tmp_path, asked(3).stem) is None
+    assert ledger.read_sample_losses(tmp_path, asked(3).stem) is None
 
 
 def test_a_broken_file_costs_itself_alone(tmp_path: Path) -> None:
     for step in (3, 6):
         ledger.publish(tmp_path, found(step))
-        ledger.ask(tmp_path, asked(step + 1))
+        ledger.post(tmp_path, asked(step + 1))
     folder = tmp_path / "evals"
     (folder / f"{asked(3).stem}.json").write_text('{"step": 3')
     (folder / f"{asked(4).stem}.asked.json").write_bytes(b"\xff\xfe")
@@ -250,14 +250,14 @@ def test_a_broken_file_costs_itself_alone(tmp_path: Path) -> None:
         ledger.read(tmp_path, asked(3).stem)
     (folder / f"{asked(6).stem}.items.json").write_text('{"losses": [1.0], "targets": []}')
     with pytest.raises(UserError, match=r"items\.json"):
-        ledger.read_items(tmp_path, asked(6).stem)
+        ledger.read_sample_losses(tmp_path, asked(6).stem)
 
 
 def test_a_branch_that_is_given_up_moves_aside(tmp_path: Path) -> None:
     for step in (3, 6, 9):
         ledger.publish(tmp_path, found(step))
         (tmp_path / "snapshots" / f"snapshot-{step}").mkdir(parents=True)
-    ledger.ask(tmp_path, asked(12))
+    ledger.post(tmp_path, asked(12))
     (tmp_path / "snapshots" / "snapshot-012").mkdir()
     moved = ledger.abandon_after(tmp_path, 6, 2)
     assert f"{asked(9).stem}.json" in moved
@@ -280,11 +280,11 @@ def test_a_branch_that_is_given_up_moves_aside(tmp_path: Path) -> None:
 def test_a_late_answer_of_a_branch_that_was_given_up_is_dropped(tmp_path: Path) -> None:
     """An evaluator is at step 9 of attempt 1 while attempt 2 goes on from 6."""
     ledger.publish(tmp_path, found(3))
-    ledger.ask(tmp_path, asked(9))
+    ledger.post(tmp_path, asked(9))
     with ledger.claim(tmp_path, asked(9)) as mine:
         assert mine
         ledger.abandon_after(tmp_path, 6, 2)
-        ledger.ask(tmp_path, asked(9, attempt=2))
+        ledger.post(tmp_path, asked(9, attempt=2))
         assert not ledger.publish(tmp_path, found(9))
     assert ledger.waiting(tmp_path) == [asked(9, attempt=2)]
     with ledger.claim(tmp_path, asked(9, attempt=2)) as mine:
@@ -308,7 +308,7 @@ def _publish_all(run: Path) -> None:
         for attempt in range(1, ROUNDS + 1):
             step, goes_on = first, True
             while goes_on:
-                ledger.ask(run, asked(step, attempt))
+                ledger.post(run, asked(step, attempt))
                 goes_on = ledger.publish(run, found(step, attempt))
                 step += 8
 
@@ -340,7 +340,7 @@ def test_what_is_published_while_a_branch_is_given_up_hinders_nobody(tmp_path: P
 
 def test_leftovers_of_killed_evaluators_are_swept(tmp_path: Path) -> None:
     ledger.publish(tmp_path, found(3))
-    ledger.ask(tmp_path, asked(6))
+    ledger.post(tmp_path, asked(6))
     folder = tmp_path / "evals"
     for name in (f"{asked(3).stem}.claim", f"{asked(3).stem}.asked.json", f".{asked(3).stem}.items.json.x1"):
         (folder / name).touch()

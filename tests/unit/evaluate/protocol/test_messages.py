@@ -11,20 +11,21 @@ from glm_accelerate.evaluate.protocol.messages import (
     Comparison,
     EvaluationResult,
     Request,
+    exam_id_of,
+    full_exam_id,
     parse_request,
     parse_result,
     parse_stem,
-    plan_hash,
-    sound,
-    whole_plan,
+    to_json,
+    with_finite_numbers,
 )
 from glm_accelerate.runtime.errors import UserError
 
-PLAN = "0123abcd"
-COMPARED = Comparison(2, f"2-{PLAN}-1", -0.02, (-0.03, -0.01), "better", 2, 4)
+EXAM = "0123abcd"
+COMPARED = Comparison(2, f"2-{EXAM}-1", -0.02, (-0.03, -0.01), "better", 2, 4)
 FULL = EvaluationResult(
     step=3,
-    plan=PLAN,
+    exam_id=EXAM,
     attempt=1,
     status="done",
     loss=2.25,
@@ -40,20 +41,21 @@ FULL = EvaluationResult(
 
 
 def test_what_is_written_reads_back() -> None:
-    assert parse_result(json.dumps(asdict(FULL)), Path(f"3-{PLAN}-1.json")) == FULL
-    request = Request(3, PLAN, 1, "snapshots/snapshot-3", against=FULL.stem, whole=True)
-    assert parse_request(json.dumps(asdict(request)), Path(f"3-{PLAN}-1.asked.json")) == request
+    assert to_json(FULL)["plan"] == EXAM  # its name in files
+    assert parse_result(json.dumps(to_json(FULL)), Path(f"3-{EXAM}-1.json")) == FULL
+    request = Request(3, EXAM, 1, "snapshots/snapshot-3", against=FULL.stem, whole=True)
+    assert parse_request(json.dumps(to_json(request)), Path(f"3-{EXAM}-1.asked.json")) == request
 
 
 def test_a_result_of_an_earlier_version_reads() -> None:
-    said = asdict(FULL)
+    said = to_json(FULL)
     del said["against"], said["by"]
-    assert parse_result(json.dumps(said), Path(f"3-{PLAN}-1.json")).loss == 2.25
+    assert parse_result(json.dumps(said), Path(f"3-{EXAM}-1.json")).loss == 2.25
 
 
 def test_what_a_newer_version_added_is_not_read() -> None:
-    said = {**asdict(FULL), "perplexity": 9.0}
-    assert parse_result(json.dumps(said), Path(f"3-{PLAN}-1.json")) == FULL
+    said = {**to_json(FULL), "perplexity": 9.0}
+    assert parse_result(json.dumps(said), Path(f"3-{EXAM}-1.json")) == FULL
 
 
 @pytest.mark.parametrize(
@@ -71,22 +73,22 @@ def test_what_a_newer_version_added_is_not_read() -> None:
     ],
 )
 def test_a_result_that_is_broken_or_anothers_is_named(change: dict[str, object]) -> None:
-    path = Path(f"evals/3-{PLAN}-1.json")
-    with pytest.raises(UserError, match=f"evals/3-{PLAN}-1.json"):
-        parse_result(json.dumps({**asdict(FULL), **change}), path)
+    path = Path(f"evals/3-{EXAM}-1.json")
+    with pytest.raises(UserError, match=f"evals/3-{EXAM}-1.json"):
+        parse_result(json.dumps({**to_json(FULL), **change}), path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"step": 3, "step": 3}', '{"loss": NaN}'])
 def test_what_is_no_result_is_named(text: str) -> None:
     with pytest.raises(UserError, match="move it away"):
-        parse_result(text, Path(f"3-{PLAN}-1.json"))
+        parse_result(text, Path(f"3-{EXAM}-1.json"))
 
 
 @pytest.mark.parametrize("weights", ["/etc", "../other/snapshots/snapshot-3", "snapshots/../../x"])
 def test_weights_lie_in_the_run(weights: str) -> None:
-    said = json.dumps(asdict(Request(3, PLAN, 1, weights)))
+    text = json.dumps(to_json(Request(3, EXAM, 1, weights)))
     with pytest.raises(UserError, match="outside the run"):
-        parse_request(said, Path(f"3-{PLAN}-1.asked.json"))
+        parse_request(text, Path(f"3-{EXAM}-1.asked.json"))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,9 @@ def test_only_exact_names_are_names(name: str) -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_a_failure(loss: float) -> None:
-    said = sound(EvaluationResult(3, PLAN, 1, "done", loss=loss, ci95=(loss, loss), metrics={"bleu": 1.0}))
+    said = with_finite_numbers(
+        EvaluationResult(3, EXAM, 1, "done", loss=loss, ci95=(loss, loss), metrics={"bleu": 1.0})
+    )
     assert (said.status, said.loss, said.ci95, said.metrics) == ("failed", None, None, {"bleu": 1.0})
     assert said.reason is not None
     assert str(loss) in said.reason
@@ -110,7 +114,9 @@ def test_a_metric_that_is_no_number_is_left_out_and_named() -> None:
     """A user's own metric may give anything."""
     odd = {"nan": math.nan, "text": "good", "none": None, "truth": True, "right": 0.5}
     intervals = {"nan": (0.0, 1.0), "right": (0.25, math.inf)}
-    said = sound(EvaluationResult(3, PLAN, 1, "done", loss=2.0, metrics=odd, intervals=intervals))  # pyright: ignore[reportArgumentType]
+    said = with_finite_numbers(
+        EvaluationResult(3, EXAM, 1, "done", loss=2.0, metrics=odd, intervals=intervals)
+    )  # pyright: ignore[reportArgumentType]
     assert (said.status, said.loss, said.metrics, said.intervals) == ("done", 2.0, {"right": 0.5}, {})
     assert said.reason is not None
     assert all(name in said.reason for name in ("nan", "none", "text", "truth"))
@@ -119,10 +125,10 @@ def test_a_metric_that_is_no_number_is_left_out_and_named() -> None:
 def test_an_event_says_what_matters() -> None:
     assert FULL.event()["against"] == asdict(COMPARED)
     assert "reason" not in FULL.event()
-    assert EvaluationResult(3, PLAN, 1, "skipped", reason="late").event()["reason"] == "late"
+    assert EvaluationResult(3, EXAM, 1, "skipped", reason="late").event()["reason"] == "late"
 
 
-def test_a_plan_is_named_by_its_words() -> None:
-    assert plan_hash({"a": 1, "b": [2]}) == plan_hash({"b": [2], "a": 1}) != plan_hash({"a": 1, "b": [3]})
-    assert parse_stem(f"3-{whole_plan(PLAN)}-1") is not None
-    assert whole_plan(PLAN) != PLAN
+def test_an_exam_is_named_by_its_content() -> None:
+    assert exam_id_of({"a": 1, "b": [2]}) == exam_id_of({"b": [2], "a": 1}) != exam_id_of({"a": 1, "b": [3]})
+    assert parse_stem(f"3-{full_exam_id(EXAM)}-1") is not None
+    assert full_exam_id(EXAM) != EXAM

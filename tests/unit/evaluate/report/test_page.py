@@ -7,22 +7,22 @@ from xml.etree import ElementTree
 
 import pytest
 
-from glm_accelerate.evaluate.protocol.history import main_plan, one_a_step
-from glm_accelerate.evaluate.protocol.ledger import ask, publish
+from glm_accelerate.evaluate.protocol.history import latest_by_step, main_exam
+from glm_accelerate.evaluate.protocol.ledger import post, publish
 from glm_accelerate.evaluate.protocol.messages import (
     Comparison,
     EvaluationResult,
     Findings,
     Prediction,
     Request,
-    whole_plan,
+    full_exam_id,
 )
-from glm_accelerate.evaluate.report.page import best_said, report
+from glm_accelerate.evaluate.report.page import best_so_far, report
 from glm_accelerate.observe.events import strict_json
 from glm_accelerate.runtime.errors import UserError
 
 PLAN = "0123abcd"
-WHOLE = whole_plan(PLAN)
+WHOLE = full_exam_id(PLAN)
 
 
 def result(step: int, loss: float | None = None, **said: Any) -> EvaluationResult:
@@ -122,13 +122,13 @@ def test_what_was_no_better_than_the_best_before_it_is_hollow(write: Callable[..
     root = ElementTree.parse(report(run).with_suffix(".svg")).getroot()
     hollow = [element for element in root.iter() if element.get("class") == "level"]
     assert [next(element.itertext(), None) for element in hollow] == ["step 300: 2.400 ±0.050", None]
-    assert best_said(run) == ""
+    assert best_so_far(run) == ""
     (run / "best").write_text("snapshots/snapshot-400\n")
-    assert best_said(run) == " · best: step 400, loss 2.100 ±0.050 (128 of 400)"
+    assert best_so_far(run) == " · best: step 400, loss 2.100 ±0.050 (128 of 400)"
 
 
 def test_finalists_have_a_table_of_their_own(write: Callable[..., Path]) -> None:
-    finalists = [result(step, loss, plan=WHOLE, samples=400) for step, loss in ((100, 2.31), (200, 2.32))]
+    finalists = [result(step, loss, exam_id=WHOLE, samples=400) for step, loss in ((100, 2.31), (200, 2.32))]
     run = write([result(0, 2.5), result(100, 2.3), result(200, 2.29), *finalists])
     (run / "best").write_text("checkpoints/checkpoint-100\n")
     page = report(run).read_text()
@@ -138,19 +138,19 @@ def test_finalists_have_a_table_of_their_own(write: Callable[..., Path]) -> None
 
 
 def test_all_samples_of_other_questions_are_no_finalists(write: Callable[..., Path]) -> None:
-    before = [result(step, 2.5, plan="fedcba98", samples=400) for step in (0, 100)]
+    before = [result(step, 2.5, exam_id="fedcba98", samples=400) for step in (0, 100)]
     page = report(write([*before, result(200, 2.3, attempt=2), result(300, 2.2, attempt=2)])).read_text()
     assert "## Other questions (fedcba98)" in page
     assert "finalists" not in page
 
 
 def test_the_curve_is_of_what_the_latest_attempt_was_asked() -> None:
-    before = [result(step, 2.0, plan=WHOLE) for step in (0, 100, 200)]
+    before = [result(step, 2.0, exam_id=WHOLE) for step in (0, 100, 200)]
     after = [result(step, 3.0, attempt=2) for step in (200, 300)]
-    assert main_plan([*before, *after]) == PLAN
+    assert main_exam([*before, *after]) == PLAN
     again = [result(200, 2.0), replace(result(200, 1.5), attempt=2), replace(result(300), status="timeout")]
     late = replace(result(300, 1.0), attempt=2)
-    assert [(one.step, one.loss) for one in one_a_step([late, *again])] == [(200, 1.5), (300, 1.0)]
+    assert [(one.step, one.loss) for one in latest_by_step([late, *again])] == [(200, 1.5), (300, 1.0)]
 
 
 def test_decisions_and_what_it_cost(write: Callable[..., Path]) -> None:
@@ -197,7 +197,7 @@ def test_answers_of_the_best_and_the_last_step_cannot_leave_their_block(write: C
 
 def test_what_waits_and_what_cannot_be_read_is_said(write: Callable[..., Path]) -> None:
     run = write([result(0, 2.5)])
-    ask(run, Request(1300, PLAN, 1, "snapshots/snapshot-1300"))
+    post(run, Request(1300, PLAN, 1, "snapshots/snapshot-1300"))
     (run / "evals" / f"7-{PLAN}-1.json").write_text('{"step": 7')
     page = report(run).read_text()
     assert "Asked and not answered yet: steps 1,300." in page

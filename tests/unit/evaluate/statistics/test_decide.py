@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 from benchmarks.evaluation.simulate import PROMISED, ours, run_of
-from glm_accelerate.evaluate.protocol.history import judge
+from glm_accelerate.evaluate.protocol.history import score_step
 from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult
 from glm_accelerate.evaluate.statistics.decide import (
-    Judged,
-    answered,
+    ScoredStep,
     best,
     comparable,
     finalists,
-    lowered,
     overshoot,
     stopped_at,
+    times_lowered,
+    without_gaps,
 )
 
 
-def settled(asked: Sequence[int], results: Mapping[int, EvaluationResult]) -> list[Judged]:
+def settled(asked: Sequence[int], results: Mapping[int, EvaluationResult]) -> list[ScoredStep]:
     """As the trainer does it: a result is in after the one that it was compared with."""
-    judged: dict[int, Judged] = {}
+    scored: dict[int, ScoredStep] = {}
     for step in sorted(results):
-        judged[step] = judge(results[step], judged)
-    return answered(asked, judged)
+        scored[step] = score_step(results[step], scored)
+    return without_gaps(asked, scored)
 
 
 def done(
@@ -40,19 +40,19 @@ def compared(step: int, difference: float, verdict: str) -> Comparison:
     return Comparison(step, f"{step}-plan-0", difference, (0.0, 0.0), verdict, 1, 4)  # type: ignore[arg-type]
 
 
-def line(*losses: float | None) -> list[Judged]:
+def line(*losses: float | None) -> list[ScoredStep]:
     """Steps 10, 20, ...; None: one that failed."""
     return [
-        Judged(10 * number, loss, "failed" if loss is None else "done")
+        ScoredStep(10 * number, loss, "failed" if loss is None else "done")
         for number, loss in enumerate(losses, 1)
     ]
 
 
-def decisions(prefix: list[Judged]) -> tuple[object, ...]:
+def decisions(prefix: list[ScoredStep]) -> tuple[object, ...]:
     return (
         best(prefix, 0.01),
         stopped_at(prefix, 2, 0.01),
-        lowered(prefix, 1, 0.01),
+        times_lowered(prefix, 1, 0.01),
         finalists(prefix, 0.01),
     )
 
@@ -100,7 +100,7 @@ def test_once_decided_more_results_never_change_it():
         first = next((stop for stop in stops if stop is not None), None)
         assert all(stop in (None, first) for stop in stops)
         assert stops == sorted(stops, key=lambda stop: stop is not None)
-        times = [lowered(prefix, 2, 0.01) for prefix in prefixes]
+        times = [times_lowered(prefix, 2, 0.01) for prefix in prefixes]
         assert times == sorted(times)
 
 
@@ -133,7 +133,7 @@ def test_what_has_no_finite_loss_is_never_best_and_costs_no_patience(loss):
     assert best(prefix[:4], 0.0) == 10
     assert best(prefix, 0.0) == 50
     assert stopped_at(prefix, 2, 0.0) is None
-    assert lowered(prefix, 2, 0.0) == 0
+    assert times_lowered(prefix, 2, 0.0) == 0
     assert finalists(prefix, 0.0) == [50, 10, 40]
 
 
@@ -141,7 +141,7 @@ def test_what_has_no_finite_loss_is_never_best_and_costs_no_patience(loss):
 def test_what_was_not_evaluated_does_not_count_even_with_a_loss(status):
     results = {10: done(10, 2.0), 20: EvaluationResult(20, "plan", 0, status, 1.0), 30: done(30, 2.5)}
     prefix = settled([10, 20, 30], results)
-    assert prefix[1] == Judged(20, None, status)
+    assert prefix[1] == ScoredStep(20, None, status)
     assert best(prefix, 0.0) == 10
     assert stopped_at(prefix, 1, 0.0) == 30
 
@@ -150,7 +150,7 @@ def test_nothing_was_found():
     for prefix in ([], line(None, None)):
         assert best(prefix, 0.0) is None
         assert stopped_at(prefix, 1, 0.0) is None
-        assert lowered(prefix, 1, 0.0) == 0
+        assert times_lowered(prefix, 1, 0.0) == 0
         assert finalists(prefix, 0.0) == []
 
 
@@ -202,8 +202,8 @@ def test_steps_trained_beyond_the_stop_are_told():
 
 
 def test_the_rate_is_lowered_again_only_after_as_much_patience():
-    assert [lowered(line(*[1.0] * count), 2, 0.0) for count in range(1, 8)] == [0, 0, 1, 1, 2, 2, 3]
-    assert lowered(line(1.0, 1.0, 0.5, 0.5, 0.5, 0.4), 2, 0.0) == 1
+    assert [times_lowered(line(*[1.0] * count), 2, 0.0) for count in range(1, 8)] == [0, 0, 1, 1, 2, 2, 3]
+    assert times_lowered(line(1.0, 1.0, 0.5, 0.5, 0.5, 0.4), 2, 0.0) == 1
 
 
 def test_finalists_are_the_best_and_the_lowest():

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.evaluation.simulate import PROMISED, covered, covered_paired, first, fooled
 from glm_accelerate.evaluate.statistics.intervals import (
-    Items,
+    SampleLosses,
     _student,
     loss_interval,
     mean_interval,
@@ -61,7 +61,7 @@ def test_an_interval_shrinks_with_the_sample_and_pairs_make_it_far_shorter():
     whole = population("long tails", 4000)
     items, strata = whole.drawn(0)
     draw = np.random.default_rng(1)
-    other = Items(items.losses_N * draw.normal(0.99, 0.02, 4000), items.targets_N)
+    other = SampleLosses(items.losses_N * draw.normal(0.99, 0.02, 4000), items.targets_N)
     widths = []
     for count in (128, 512, 2048, 3999):
         _, interval = loss_interval(first(items, count), strata, 4000)
@@ -76,7 +76,7 @@ def test_an_interval_shrinks_with_the_sample_and_pairs_make_it_far_shorter():
 
 def test_the_difference_is_of_the_samples_that_both_have():
     items, strata = population("mild", 500).drawn(0)
-    more = Items(items.losses_N + 0.25 * items.targets_N, items.targets_N)
+    more = SampleLosses(items.losses_N + 0.25 * items.targets_N, items.targets_N)
     difference, interval = paired(first(more, 300), first(items, 200), strata, 500)
     assert difference == pytest.approx(0.25)
     assert interval == pytest.approx((0.25, 0.25))
@@ -86,7 +86,7 @@ def test_strata_correct_a_lopsided_sample():
     """A stratum that the prefix has too little of still counts as much as it has samples."""
     strata = np.array([0] * 20 + [1] * 10 + [1] * 70)
     losses = np.where(strata == 0, 1.0, 5.0)
-    items = Items(losses[:30], np.ones(30))
+    items = SampleLosses(losses[:30], np.ones(30))
     assert loss_interval(items, strata, 100)[0] == pytest.approx(0.2 * 1 + 0.8 * 5)
 
 
@@ -104,16 +104,19 @@ def test_small_strata_are_taken_together():
 
 def test_too_little_tells_no_interval_and_says_so():
     strata = np.zeros(9, dtype=np.int64)
-    one, none = Items(np.array([2.0, 0.0]), np.array([1.0, 0.0])), Items(np.zeros(3), np.zeros(3))
+    one, none = (
+        SampleLosses(np.array([2.0, 0.0]), np.array([1.0, 0.0])),
+        SampleLosses(np.zeros(3), np.zeros(3)),
+    )
     assert loss_interval(one, strata, 9) == (2.0, None)
     assert paired(one, one, strata, 9) == (0.0, None)
-    alike = Items(np.full(3, 2.5), np.ones(3))
+    alike = SampleLosses(np.full(3, 2.5), np.ones(3))
     assert loss_interval(alike, strata, 9) == (2.5, None)  # three times the same is not all there is
     assert loss_interval(alike, strata[:3], 3) == (2.5, (2.5, 2.5))
     with pytest.raises(UserError, match="no held-out sample has a target"):
         loss_interval(none, strata, 9)
     for bad in (math.nan, math.inf):
-        broken = Items(np.array([1.0, bad]), np.ones(2))
+        broken = SampleLosses(np.array([1.0, bad]), np.ones(2))
         with pytest.raises(UserError, match="not finite"):
             loss_interval(broken, strata, 9)
 

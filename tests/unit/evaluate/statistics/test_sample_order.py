@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glm_accelerate.evaluate.statistics.sample_order import choose
+from glm_accelerate.evaluate.statistics.sample_order import draw_order
 
 
 def drawn(seed: int, count: int = 2000, sources: int = 4):
@@ -22,7 +22,7 @@ def apart(strata) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_prefix_has_of_each_stratum_its_share(seed):
-    choice = choose(*drawn(seed), seed)
+    choice = draw_order(*drawn(seed), seed)
     assert sorted(choice.order) == list(range(2000))
     assert 8 <= choice.strata.max() + 1 <= 24
     assert apart(choice.strata) < 1.5
@@ -30,7 +30,7 @@ def test_every_prefix_has_of_each_stratum_its_share(seed):
 
 def test_strata_are_sources_and_within_one_from_short_to_long():
     lengths, sources = drawn(0)
-    choice = choose(lengths, sources, 0)
+    choice = draw_order(lengths, sources, 0)
     strata = np.empty(2000, dtype=np.int64)
     strata[choice.order] = choice.strata
     of = [(sources[strata == one], lengths[strata == one]) for one in range(strata.max() + 1)]
@@ -41,7 +41,7 @@ def test_strata_are_sources_and_within_one_from_short_to_long():
 
 def test_the_seed_decides_and_nothing_else():
     lengths, sources = drawn(1)
-    one, same, other = (choose(lengths, sources, seed).order for seed in (7, 7, 8))
+    one, same, other = (draw_order(lengths, sources, seed).order for seed in (7, 7, 8))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
@@ -50,7 +50,7 @@ def test_every_sample_has_the_same_chance_to_be_among_the_first():
     lengths, sources = drawn(2, count=60, sources=3)
     times = np.zeros(60)
     for seed in range(1500):
-        times[choose(lengths, sources, seed).order[:20]] += 1
+        times[draw_order(lengths, sources, seed).order[:20]] += 1
     assert abs(times / 1500 - 1 / 3).max() < 4.5 * np.sqrt(2 / 9 / 1500)
 
 
@@ -59,12 +59,12 @@ def test_every_sample_has_the_same_chance_to_be_among_the_first():
     [([5], [0]), ([3, 3, 3, 3], [0, 0, 0, 0]), ([1, 2, 3], [9, 4, 7]), ([9] * 99 + [1], [0] * 99 + [1])],
 )
 def test_odd_sets(lengths, sources):
-    choice = choose(np.array(lengths), np.array(sources), 0)
+    choice = draw_order(np.array(lengths), np.array(sources), 0)
     assert sorted(choice.order) == list(range(len(lengths)))
     assert sorted(set(choice.strata.tolist())) == list(range(len(set(sources))))
 
 
 def test_a_million_samples_are_ordered_well_within_a_test():
     draw = np.random.default_rng(0)
-    choice = choose(draw.integers(1, 4096, 10**6), draw.integers(0, 50, 10**6), 0)
+    choice = draw_order(draw.integers(1, 4096, 10**6), draw.integers(0, 50, 10**6), 0)
     assert np.array_equal(np.sort(choice.order), np.arange(10**6))
