@@ -111,8 +111,8 @@ def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
             found, cure = "not in hardware: float16 takes its place", "a GPU from Ampere on has it"
         yield Finding("note", "bfloat16", found, cure)
     yield cpp()
-    for said in requires("glm-accelerate") or ():
-        if (named := EXTRA.fullmatch(said)) and named[3] in EXTRAS:
+    for requirement in requires("glm-accelerate") or ():
+        if (named := EXTRA.fullmatch(requirement)) and named[3] in EXTRAS:
             yield extra(named[3], named[1], named[2])
 
 

@@ -1,5 +1,5 @@
-"""A run's memory against what the plan had said: drift is told once, running out is told with what a person
-needs to go on, and whoever else holds memory of the device is named at the start. Takes plain numbers.
+"""A run's memory compared with the plan: a warning when it drifts, an error that helps when it runs out, and
+who else holds memory of the device. Takes plain numbers.
 """
 
 import os
@@ -13,9 +13,9 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.host import Holder
 from glm_accelerate.runtime.words import amount
 
-MARGIN = 0.05  # beyond the prediction: more is told
+MARGIN = 0.05  # beyond the prediction: a warning from there on
 FULL = 0.85  # of the prediction, held between steps: the next step has to do with what is free in there
-SHARES = {"cpu": 0.5}  # of the memory, held by others: less is not told
+SHARES = {"cpu": 0.5}  # of the memory, held by others: no warning up to there
 SHARE = 0.1  # on other devices
 NAMED = 3  # of the others at most
 # In errors that have no type of their own: of torch's CPU allocator, of C++, of devices beside torch's.
@@ -32,7 +32,7 @@ class Monitor:
     predicted: int
     cure: str
     margin: float = MARGIN
-    told: bool = False
+    warned: bool = False
     positions: int = 0  # of the largest pass of the step before
 
     def fragments(self, positions: int, held: int) -> bool:
@@ -46,21 +46,21 @@ class Monitor:
     def drift(self, step: int, peak: int) -> str | None:
         """The warning, the first time that a step's peak is well beyond the prediction."""
         beyond = peak / self.predicted - 1
-        if self.told or beyond <= self.margin:
+        if self.warned or beyond <= self.margin:
             return None
-        self.told = True
-        said = f"the {amount(self.predicted)} that the plan had said"
+        self.warned = True
+        predicted = f"the {amount(self.predicted)} that the plan had said"
         likely = "likely memory that is free in pieces too small, or other libraries of this process"
-        return f"step {step} needed {amount(peak)} at its most, {beyond:.0%} more than {said} ({likely})"
+        return f"step {step} needed {amount(peak)} at its most, {beyond:.0%} more than {predicted} ({likely})"
 
     def exhausted(
         self, step: int, lengths: Sequence[int], in_use: int, others: Sequence[Holder]
     ) -> UserError:
-        """What to tell when a step ran out. `lengths`: of its samples; `in_use`: bytes, when it did."""
+        """The error when a step ran out. `lengths`: of its samples; `in_use`: bytes, when it did."""
         held = f", others held {_together(others)}" if others else ""
         samples = f"{len(lengths)} samples of {min(lengths):,} to {max(lengths):,} tokens"
-        said = f"the plan had said {amount(self.predicted)}{held}"
-        what = f"out of memory in step {step}, {samples}: {amount(in_use)} were in use, {said}"
+        predicted = f"the plan had said {amount(self.predicted)}{held}"
+        what = f"out of memory in step {step}, {samples}: {amount(in_use)} were in use, {predicted}"
         return UserError(what, cure=f"{self.cure} goes on from the last checkpoint")
 
 

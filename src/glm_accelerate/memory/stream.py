@@ -57,8 +57,8 @@ class Lane:
         return self.copy(tensor, torch.empty_like(tensor, device=self.device))
 
     def copy(self, source: Tensor, target: Tensor) -> Copy:
-        """After all that the current stream was told to do: it may still write the source, or use memory that
-        the target now has.
+        """After all work of the current stream: it may still write the source, or use memory that the target
+        now has.
         """
         if self.stream is None:
             return Copy(source, target.copy_(source), None)

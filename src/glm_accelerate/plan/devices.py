@@ -23,7 +23,7 @@ class DataSheet:
     products: float | None  # floating-point operations a second in bfloat16 (V100: float16); None: unknown
     bandwidth: float | None  # bytes a second of its memory
     bf16: bool = True
-    sure: bool = True  # False: from memory or hearsay, and said as assumed
+    sure: bool = True  # False: from memory or hearsay, and shown as assumed
 
 
 def _nvidia(

@@ -1,4 +1,4 @@
-"""A run's steps beside what the plan said of memory: drift is told once, running out in words that help."""
+"""The memory of a run's steps: a warning when it drifts from the plan, and an error that helps."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,7 +12,6 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.memory.host import PROCESS
 from glm_accelerate.memory.job import ASSUMED
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
-from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.host import give_back_memory, resident
@@ -68,7 +67,7 @@ def keep_to_limit(limit: str, device: torch.device) -> None:
 
 
 def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) -> Watch:
-    """With the cure that the ladder has for this run. `held`: as `held_already` said."""
+    """With the cure that the ladder has for this run. `held`: from `held_already`."""
     assert plan.memory is not None
     cure = f"{plan.sparing} --accept config"
     assumed = any(item.what == "process" and item.why.startswith(ASSUMED) for item in plan.memory.items)
@@ -78,5 +77,5 @@ def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) 
 
 def neighbours(device: torch.device) -> list[str]:
     """Warnings at the start about others on the device."""
-    said = crowded(others_on(device), device.type, detect().memory_bytes)
-    return [] if said is None else [said]
+    warning = crowded(others_on(device), device.type, device_of(device).memory()[1])
+    return [] if warning is None else [warning]

@@ -42,6 +42,9 @@ class Nvidia(Device):
     out_of_memory: ClassVar[tuple[str, ...]] = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     profiled: ClassVar[tuple[ProfilerActivity, ...]] = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
+    def capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability(self.device)
+
     def bfloat16(self) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
@@ -115,16 +118,16 @@ def driver_table(query: str, patience: float) -> list[list[str]]:
 
 def free_by_uuid(rows: list[list[str]], uuid: str) -> int | None:
     """What one GPU has by rows of `FREE`, in MiB; None if it is not there."""
-    found = (row[1] for row in rows if len(row) == 2 and _same(row[0], uuid) and row[1].isdigit())
-    return next((int(free) * MIB for free in found), None)
+    found = (int(row[1]) * MIB for row in rows if len(row) == 2 and row[1].isdigit() and _same(row[0], uuid))
+    return next(found, None)
 
 
 def rows_about(rows: list[list[str]], uuid: str) -> list[Holder]:
     """Those of `HOLDERS` about one GPU."""
     return [
-        Holder(int(row[1]), Path(row[2]).name, int(row[3]) * MIB)
-        for row in rows
-        if len(row) == 4 and _same(row[0], uuid) and row[1].isdigit() and row[3].isdigit()
+        Holder(int(pid), Path(name).name, int(used) * MIB)
+        for gpu, pid, name, used in (row for row in rows if len(row) == 4)
+        if _same(gpu, uuid) and pid.isdigit() and used.isdigit()
     ]
 
 

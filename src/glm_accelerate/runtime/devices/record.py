@@ -33,7 +33,7 @@ class Device:
     wide_products: ClassVar[bool] = False  # of bfloat16 and float16, as float32, at no cost
     gpu_kernels: ClassVar[bool] = False  # Triton's and flash attention are written for it
     streams: ClassVar[bool] = True  # copies from pinned memory run beside computation
-    repeats: ClassVar[bool] = False  # sums in the same order each time, without being told to
+    repeats: ClassVar[bool] = False  # sums in the same order each time, unasked
     out_of_memory: ClassVar[tuple[str, ...]] = ()  # in errors that have no type of their own
     profiled: ClassVar[tuple[ProfilerActivity, ...]] = (ProfilerActivity.CPU,)
 
@@ -48,11 +48,11 @@ class Device:
             self.module().set_device(self.device)
 
     def synchronize(self) -> None:
-        """Wait until it has done everything that it was told to do."""
+        """Wait until it has done all its work."""
         self.module().synchronize(self.device)
 
     def clock(self) -> float:
-        """Seconds, when it has."""
+        """Seconds, once all its work is done."""
         self.synchronize()
         return time.perf_counter()
 
@@ -60,8 +60,8 @@ class Device:
         return self.module().get_device_name(self.device)
 
     def capability(self) -> tuple[int, int]:
-        """Of a GPU: (8, 0) is an A100, (9, 0) an H100 or H200."""
-        return self.module().get_device_capability(self.device)
+        """Of NVIDIA's GPUs: (8, 0) is an A100, (9, 0) an H100 or H200."""
+        return (0, 0)
 
     def flash_attention(self) -> bool:
         """Whether torch was built with it."""
@@ -84,13 +84,15 @@ class Device:
         return []
 
     def cap_memory(self, most: int) -> None:
-        """Tensors of this process take no more than so many bytes: the rest is for others."""
-        _, whole = self.memory()
-        self.module().set_per_process_memory_fraction(min(1.0, max(0, most) / whole), self.device)
+        """Tensors of this process take no more than so many bytes of it: the rest is for others."""
+        if self.streams:
+            _, whole = self.memory()
+            self.module().set_per_process_memory_fraction(min(1.0, max(0, most) / whole), self.device)
 
     def empty_cache(self) -> None:
         """Give back what torch's allocator keeps and nobody uses."""
-        self.module().empty_cache()
+        if self.streams:
+            self.module().empty_cache()
 
     def peak(self) -> int:
         """The most bytes in use since `reset_peak`: tensors, on a CPU the whole process."""
@@ -128,9 +130,6 @@ class Cpu(Device):
     def name(self) -> str:
         return cpu_name()
 
-    def capability(self) -> tuple[int, int]:
-        return (0, 0)
-
     def bfloat16(self) -> bool:
         return has_bfloat16()
 
@@ -140,12 +139,6 @@ class Cpu(Device):
 
     def holders(self) -> list[Holder]:
         return host_holders()
-
-    def cap_memory(self, most: int) -> None:
-        """The host's is not divided."""
-
-    def empty_cache(self) -> None:
-        """The heap is `runtime.host`'s."""
 
     def peak(self) -> int:
         return peak_resident()
