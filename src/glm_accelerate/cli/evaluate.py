@@ -96,9 +96,10 @@ def follow(args: argparse.Namespace) -> int:
     from glm_accelerate.train.stop import stopping_at_once
 
     with stopping_at_once():
+        run = Path(args.path) if args.build else _run_of(args.path)
         from glm_accelerate.cli.following import follow_run
 
-        follow_run(Path(args.path) if args.build else _run_of(args.path), args)
+        follow_run(run, args)
     return 0
 
 
