@@ -25,6 +25,7 @@ from glm_accelerate.models.adapt.quantized import quantize
 from glm_accelerate.models.bind import bound
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import float8_products
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.runtime.seed import repeat_exactly
@@ -99,7 +100,7 @@ def train(case: Case, model: Decoder, device: torch.device, tiny: bool) -> dict[
     sizes = model.sizes
     return figures_of(samples, seconds, lambda step: flops(sizes, case, step), warmup(tiny)) | {
         "about": case.about,
-        "parameters": sizes.parameters,
+        "parameters": shapes_of(sizes).parameters,
         "trained": sum(parameter.numel() for parameter in trained),
         "losses": losses,
         "weights_bytes": held,

@@ -8,6 +8,7 @@ from glm_accelerate.models.sizes import Sizes
 SMALL = Sizes(8000, 512, 1712, 8, 8, 2, 64, 1e-5, 1e4, 32, False, 32768, sandwich=True)  # the race's
 GLM4 = replace(SMALL, sandwich=False, qkv_bias=True)
 CHATGLM = replace(GLM4, fused_qkv=True)
+SHARED = replace(SMALL, shared_qk=2, ranks={f"layers.{n}.mlp.down_proj": 128 for n in range(8)})
 WORDS = replace(SMALL, vocabulary=151_552, width=128, mlp_width=432, heads=2, kv_heads=1)
 NINE_B = Sizes(151_552, 4096, 13_696, 40, 32, 2, 128, 1e-5, 1e4, 64, False, 131_072, sandwich=True)
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -41,6 +42,10 @@ MEASURED: dict[str, Job] = {
     "LoRA, 2 ranks, divided": replace(LORA, ranks=2, shards=2),
     "full, 2 ranks, divided": replace(FULL, ranks=2, shards=2),
     "full, 2 ranks, divided, blocks": replace(FULL, ranks=2, shards=2, recompute="blocks"),
+    "full, 2 ranks, compressed, divided": replace(FULL, sizes=SHARED, ranks=2, shards=2),
+    "full, 2 ranks, compressed, divided, blocks": replace(
+        FULL, sizes=SHARED, ranks=2, shards=2, recompute="blocks"
+    ),
 }
 
 LARGE = Job(NINE_B, device="cuda", form="triton", pass_tokens=1024, longest=1024, learnt=1024)

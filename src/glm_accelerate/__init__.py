@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from glm_accelerate.config.load import load_config
     from glm_accelerate.config.schema import AdaptSection, RunConfig
+    from glm_accelerate.export.compress import compress, expand
     from glm_accelerate.models.adapt import adapt
     from glm_accelerate.models.adapt.files import load_adapter, save_adapter
     from glm_accelerate.models.adapt.lora import merge
-    from glm_accelerate.models.adapt.structure import expand
     from glm_accelerate.models.weights import load_model
     from glm_accelerate.models.write import save_model
     from glm_accelerate.runtime.errors import UserError
@@ -22,7 +22,8 @@ WHERE = {
     "RunConfig": "config.schema",
     "UserError": "runtime.errors",
     "adapt": "models.adapt",
-    "expand": "models.adapt.structure",
+    "compress": "export.compress",
+    "expand": "export.compress",
     "load_adapter": "models.adapt.files",
     "load_config": "config.load",
     "load_model": "models.weights",
@@ -37,6 +38,7 @@ __all__ = [
     "RunConfig",
     "UserError",
     "adapt",
+    "compress",
     "expand",
     "load_adapter",
     "load_config",

@@ -10,7 +10,6 @@ import torch
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe
 from glm_accelerate.assemble.tensors import put
 from glm_accelerate.checkpoint.find import resolve_path
-from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.checkpoint.made_with import made_with, require_made_with
 from glm_accelerate.checkpoint.origin import begun_on, config_of
 from glm_accelerate.checkpoint.read import Reader
@@ -21,7 +20,6 @@ from glm_accelerate.memory.frozen import FrozenWeights
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import base_named_by, is_adapter, load_adapter
 from glm_accelerate.models.adapt.lora import merge
-from glm_accelerate.models.adapt.sharing import sharing
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import float8_products
@@ -29,7 +27,6 @@ from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model, part_reader, read_config
 from glm_accelerate.parallel.ranks import ALONE, Ranks
-from glm_accelerate.parallel.reduce import spread
 from glm_accelerate.parallel.shard import fill, make_mesh, shard
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
@@ -63,9 +60,7 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, ranks: Ranks 
     if recipe.adapt is None:
         model.requires_grad_(True)
     else:
-        adapt(model, recipe.adapt, recipe.seed, shapes=files.shapes)
-        if recipe.adapt.restructures and files.shapes is None:
-            spread(model.parameters(), ranks)
+        adapt(model, recipe.adapt, recipe.seed)
     if files.adapter is not None:
         load_adapter(model, files.adapter)
     if recipe.float8 and (left := float8_products(model)):
@@ -116,10 +111,6 @@ def _read(recipe: Recipe, device: torch.device) -> Decoder:
 
 
 def _divide(model: Decoder, recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
-    if sharing(model) > 1:
-        raise UserError(
-            "layers that share projections cannot be divided over ranks", cure="parallel.shard=off"
-        )
     shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, recipe.shards))
     if recipe.read_to == "meta":
         fill(model, part_reader(model), device, ranks)
@@ -154,7 +145,7 @@ def _open_checkpoint(
     directory = locate(named)
     require_made_with(reader, made_with(directory, config.adapt, begun))
     served = None if dtype is not None else _served_dtype(reader, config, directory)
-    files = ModelFiles(directory, begun, shapes=reader.shapes(WEIGHTS))
+    files = ModelFiles(directory, begun)
     section = None if served is not None else config.adapt.model_copy(update={"base": "auto"})
     wanted = served or dtype or getattr(torch, config.model.dtype)
     model, _ = assemble(Recipe(files, section, dtype=wanted), take_device(device or "cpu"))
@@ -169,7 +160,7 @@ def _open_checkpoint(
 def _served_dtype(reader: Reader, config: RunConfig, directory: Path) -> torch.dtype | None:
     """Of weights that are all trained: what export writes, if training multiplied in fewer bits than 32."""
     products = reader.manifest.fingerprints.get("precision", "float32")
-    if config.adapt.method != "full" or config.adapt.restructures or products.endswith("float32"):
+    if config.adapt.method != "full" or products.endswith("float32"):
         return None
     return dtype_of(read_config(directory)[2])
 

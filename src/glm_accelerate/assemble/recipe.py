@@ -1,6 +1,5 @@
 """How a model is made of its files, as data: what `assemble` follows, for training and for all others."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -23,7 +22,6 @@ class ModelFiles:
     directory: Path  # the model's
     begun_on: Path | None = None  # a checkpoint or a model whose weights take the place of the directory's
     adapter: Path | None = None  # whose matrices training begins on
-    shapes: Mapping[str, Sequence[int]] | None = None  # of trained tensors that will be put in
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,8 @@ def evaluation_dtype(config: RunConfig, plan: RunPlan, device: torch.device) -> 
 
 
 def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to_host: bool) -> Recipe:
-    """What both have in common. A rank reads its part alone, unless merging or factoring needs the whole."""
+    """What both have in common. A rank reads its part alone, unless merging needs the whole."""
     quantized, divided = kind_of(config.adapt), shards > 1
-    whole = files.begun_on is not None or config.adapt.restructures
     return Recipe(
         files,
         config.adapt,
@@ -91,5 +88,9 @@ def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to
         dtype=getattr(torch, config.model.dtype if quantized else plan.dtype),
         quantized=quantized,
         shards=shards,
-        read_to="cpu" if to_host or (divided and whole) else "meta" if divided else "device",
+        read_to="cpu"
+        if to_host or (divided and files.begun_on is not None)
+        else "meta"
+        if divided
+        else "device",
     )

@@ -15,6 +15,7 @@ from glm_accelerate.bench.run import Ready, Say, ready
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.kernels.compiled import compilations
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.runtime.device import device_of
@@ -161,7 +162,7 @@ def _figures(
         machine=machine(run),
         method=run.config.adapt.method,
         compute=run.plan.compute,
-        parameters=run.model.sizes.parameters,
+        parameters=shapes_of(run.model.sizes).parameters,
         trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         tokens_per_second=median(one.tokens / one.wall for one in counted),
         samples_per_second=median(one.samples / one.wall for one in counted),

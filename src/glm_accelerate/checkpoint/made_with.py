@@ -59,15 +59,9 @@ def _adapt(section: AdaptSection) -> str:
         "lora": lambda: f"lora, rank {section.rank}, alpha {section.alpha}, {targets}",
         "freeze": lambda: f"freeze, the last {section.layers} layers train",
         "prefix": lambda: f"prefix, {section.prefix_tokens} tokens",
-        "full": lambda: f"full{_restructured(section)}",
+        "full": lambda: "full",
     }
     return said[section.method]()
-
-
-def _restructured(section: AdaptSection) -> str:
-    if not section.restructures:
-        return ""
-    return f", {section.share_qk} layers share projections, energy {section.keep_energy}"
 
 
 def _content_of(source: Path) -> str:

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=("hf", "original", "structured"),
         default="hf",
         help="hf: what transformers opens by itself; original: ChatGLM's own names, with its code files; "
-        "structured: shared and factored matrices as they are, for this program alone (hf)",
+        "structured: a compressed model as it is, for this program alone (hf)",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (as the base model's)")
     opening.base(parser)

@@ -33,6 +33,7 @@ VERBS = {
     "evaluate": "held-out loss and answers of a run, a checkpoint, a snapshot or any model",
     "checkpoints": "list, verify or remove the checkpoints of a run",
     "export": "write a trained model for transformers, vLLM and SGLang",
+    "compress": "write a smaller base model: shared projections, thin matrices",
     "convert": "turn old pickled weights into safetensors",
     "chat": "talk to a model",
 }

@@ -31,6 +31,9 @@ class ModelSection(Section):
     """How frozen weights are kept. Full fine-tuning trains float32 master weights whatever stands here."""
 
 
+COMPRESSED = {"share_qk": 1, "keep_energy": 1.0}  # keys that `compress` has taken the place of
+
+
 class AdaptSection(Section):
     """What is trained of it."""
 
@@ -50,10 +53,6 @@ class AdaptSection(Section):
     """freeze: how many of the last layers train."""
     prefix_tokens: int = Field(default=128, ge=1)
     """prefix: how many virtual tokens stand before each document."""
-    share_qk: int = Field(default=1, ge=1)
-    """full: so many neighbouring layers share one query and one key projection; 1: each has its own."""
-    keep_energy: float = Field(default=1.0, gt=0, le=1)
-    """full: matrices become two thin ones with this share of their squared singular values; 1: they stay."""
 
     @model_validator(mode="after")
     def _packed_is_frozen(self) -> Self:
@@ -61,16 +60,21 @@ class AdaptSection(Section):
             raise ValueError(f"base {self.base} cannot be trained: say method lora or prefix")
         return self
 
-    @property
-    def restructures(self) -> bool:
-        """Whether matrices are shared or factored before training."""
-        return self.share_qk > 1 or self.keep_energy < 1
-
-    @model_validator(mode="after")
-    def _restructured_is_trained(self) -> Self:
-        if self.restructures and self.method != "full":
-            raise ValueError("share_qk and keep_energy change all weights: say method full")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _compressed_before(cls, values: object) -> object:
+        """Keys of before, which a verb has taken the place of; at their defaults older runs have them."""
+        if not isinstance(values, dict):
+            return values
+        asked = {key: values[key] for key, plain in COMPRESSED.items() if values.get(key, plain) != plain}
+        if asked:
+            options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in asked.items())
+            raise ValueError(
+                f"{' and '.join(asked)} went to a verb: `glm-accelerate compress MODEL NEW {options}`, then "
+                "train model.path=NEW. A run begun with such keys goes on, and is exported, only with the "
+                "commit that began it; what that exports with --layout structured is such a NEW"
+            )
+        return {key: value for key, value in values.items() if key not in COMPRESSED}
 
 
 class Source(Section):

@@ -5,6 +5,7 @@ adapter        adapter_model.safetensors, adapter_config.json, tokenizer files  
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import torch
 from glm_accelerate.assemble.model import Opened, dtype_of, open_model
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.export.compress import expand
 from glm_accelerate.export.directory import (
     TOKENIZER_FILES,
     code_files,
@@ -23,7 +25,6 @@ from glm_accelerate.export.directory import (
 )
 from glm_accelerate.models.adapt.files import save_adapter
 from glm_accelerate.models.adapt.lora import adapted_layers, merge
-from glm_accelerate.models.adapt.structure import expand
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.write import save_model
 from glm_accelerate.runtime.errors import UserError
@@ -47,9 +48,11 @@ def export(
     layout: Literal["hf", "original", "structured"] = "hf",
     dtype: torch.dtype | None = None,
     base: Path | None = None,
+    change: Callable[[Decoder], Decoder] | None = None,
 ) -> Exported:
-    """Writes `out`. `dtype` of the weights: as the base model's config says, unless given. Shared and
-    factored matrices are written as plain ones, unless `layout` is "structured": this program alone reads it.
+    """Writes `out`. `dtype` of the weights: as the base model's config says, unless given. `change`: what is
+    done to a whole model before; by default a compressed one is written as a plain one, unless `layout` is
+    "structured", which this program alone reads.
     """
     free_place(out)  # before a model is read for nothing
     opened = open_model(source, base=base, dtype=dtype)
@@ -69,11 +72,10 @@ def export(
         code = code_files(opened.base / "tokenizer_config.json")
         if kind == "model":
             merge(opened.model)
-            if layout != "structured":
-                expand(opened.model)
-            save_model(
-                opened.model, directory, layout=layout, dtype=dtype or dtype_of(opened.model.origin.config)
-            )
+            if change is None:
+                change = (lambda model: model) if layout == "structured" else expand
+            kept = dtype or dtype_of(opened.model.origin.config)
+            save_model(change(opened.model), directory, layout=layout, dtype=kept)
             (directory / "generation_config.json").write_text(
                 json.dumps(_generation_config(opened), indent=2), encoding="utf-8"
             )

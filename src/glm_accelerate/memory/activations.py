@@ -12,7 +12,15 @@ from glm_accelerate.kernels.linear_cross_entropy import CPU_BYTES, GPU_BYTES, ch
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.operators import Operators
 from glm_accelerate.memory.rehearsal import Gradient, Held, Value
-from glm_accelerate.memory.weights import SIZE, WIDE, block_trains, frozen_dtype, layers_of, trained_size
+from glm_accelerate.memory.weights import (
+    SIZE,
+    WIDE,
+    Layer,
+    block_trains,
+    frozen_dtype,
+    projections_of,
+    trained_size,
+)
 from glm_accelerate.runtime.device import device_kind
 
 Around = Callable[[int, bool], AbstractContextManager[None]]  # a block's number, and whether it learns
@@ -95,20 +103,26 @@ def _block(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[
 
 def _attention(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[Value]) -> Value:
     s = ops.job.sizes
-    *projections, last, _, _ = layers_of(ops.job, number)
+    *projections, last, _, _ = projections_of(ops.job, number)
     if s.fused_qkv:
-        qkv = ops.linear(x, projections[0])
+        qkv = _project(ops, x, projections[0])
         outs = [ops.size(heads * s.head_width) for heads in (s.heads, s.kv_heads, s.kv_heads)]
         q, k, v = ops.tape.op(outs, [qkv], of=qkv, slopes=[qkv.bytes])
         del qkv
     else:
-        q, k, v = (ops.linear(x, layer) for layer in projections)
-    return ops.linear(ops.attention(q, k, v, table, prefix), last)
+        q, k, v = (_project(ops, x, layers) for layers in projections)
+    return _project(ops, ops.attention(q, k, v, table, prefix), last)
 
 
 def _mlp(ops: Operators, x: Value, number: int) -> Value:
-    *_, gate_up, down = layers_of(ops.job, number)
-    return ops.linear(ops.swiglu(ops.linear(x, gate_up)), down)
+    *_, gate_up, down = projections_of(ops.job, number)
+    return _project(ops, ops.swiglu(_project(ops, x, gate_up)), down)
+
+
+def _project(ops: Operators, x: Value, layers: Sequence[Layer]) -> Value:
+    for layer in layers:
+        x = ops.linear(x, layer)
+    return x
 
 
 def _loss(ops: Operators, hidden: Value) -> Value:

@@ -23,6 +23,7 @@ from glm_accelerate.memory.rehearsal import Gradient, Held, SimulatedMemory, Tap
 from glm_accelerate.memory.sharding import Divided, whole_sizes
 from glm_accelerate.memory.waiting import OffloadedBytes
 from glm_accelerate.memory.weights import SIZE, WIDE, parameter_bytes, trained_size
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.runtime.device import device_kind
 
 __all__ = ["Estimate", "Item", "Job", "Recompute", "Where", "estimate"]
@@ -130,7 +131,7 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
 def whys(job: Job, room: SimulatedMemory) -> dict[str, str]:
     """Each kind of memory and why there is so much of it, in the order of the table."""
     trains = sum(weight.rows * weight.columns for weight in trained(job))
-    whole = job.sizes.parameters
+    whole = shapes_of(job.sizes).parameters
     divided = f", divided among {job.shards} ranks" if job.shards > 1 else ""
     frozen = "" if job.method == "full" else f"{whole / 1e9:.3g} B frozen in {job.base}, "
     size = {2: job.compute, 4: "float32"}[trained_size(job)]

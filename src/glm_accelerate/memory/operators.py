@@ -47,10 +47,10 @@ class Operators:
         """What follows belongs to this block."""
         self.block, self.weight = block, 0
 
-    def learn(self, size: int, part: int = 0) -> Gradient:
-        """The gradient of the next weight."""
+    def learn(self, size: int, part: int = 0, block: int | None = None) -> Gradient:
+        """The gradient of the next weight; `block`: whose it is, if another block has it, too."""
         self.weight += 1
-        return Gradient((self.block, self.weight), size, part)
+        return Gradient((self.block if block is None else block, self.weight), size, part)
 
     def size(self, numbers: int) -> int:
         return self.tokens * numbers * self.item
@@ -164,8 +164,8 @@ class Operators:
         if layer.trains:
             size = self.gradient if self.copies else trained_size(self.job)
             part = layer.weights * self.item if size != self.item else 0
-            gradients = [self.learn(layer.weights * size, part)]
-            gradients += [self.learn(layer.outputs * WIDE)] if layer.bias else []
+            gradients = [self.learn(layer.weights * size, part, layer.blocks[0])]
+            gradients += [self.learn(layer.outputs * WIDE, 0, layer.blocks[0])] if layer.bias else []
         return self.tape.op(
             [self.size(layer.outputs)],
             [x],
@@ -227,7 +227,9 @@ class Operators:
             during=given + layer.weights,
             slopes=[self.size(layer.inputs)],
             back=back,
-            gradients=[self.learn(layer.weights * WIDE, layer.weights * self.item)] if layer.trains else (),
+            gradients=[self.learn(layer.weights * WIDE, layer.weights * self.item, layer.blocks[0])]
+            if layer.trains
+            else (),
         )[0]
 
     def _adapter(self, out: Value, x: Value, layer: Layer) -> Value:
@@ -254,7 +256,8 @@ class Operators:
 
     def _of_adapter(self, layer: Layer) -> list[Gradient]:
         ends = (layer.inputs, layer.outputs)
-        return [self.learn(self.job.rank * end * WIDE, self.job.rank * end * WIDE) for end in ends]
+        sizes = [self.job.rank * end * WIDE for end in ends]
+        return [self.learn(size, size, layer.blocks[0]) for size in sizes]
 
     # The gated unit, and rotary positions.
 

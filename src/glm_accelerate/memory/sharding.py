@@ -1,5 +1,6 @@
-"""A model divided over ranks, as parallel/shard.py has FSDP2 do it: a block's weights are gathered while it
-runs, the next one's ahead of need on the way back; its gradients are whole until all ranks have summed them.
+"""A model divided over ranks, as parallel/shard.py has FSDP2 do it: a unit's weights are gathered while it
+runs, the next one's ahead of need in backward; its gradients are whole until all ranks have summed them. A
+unit is a block, or several that share projections.
 """
 
 from collections import Counter
@@ -21,21 +22,22 @@ class Divided:
     job: Job
     room: SimulatedMemory
     gradients: dict[object, Held]
-    sizes: Mapping[int, int]  # whole bytes of each block, and of the rest
+    sizes: Mapping[int, int]  # whole bytes of each unit by its first block, and of the rest
     here: dict[int, Held] = field(default_factory=dict[int, Held])
     whole: list[Held] = field(default_factory=list[Held])  # gradients before they are summed
     summing: Held | None = None
 
     @contextmanager
     def block(self, tape: Tape, number: int, learns: bool) -> Generator[None]:
-        """Around a block's forward pass; its way back is marked on the tape."""
-        if learns:
-            tape.mark(lambda: self.leave(number))
-        gathered = self._gather(number)
+        """Around a block's forward pass; its backward pass is marked on the tape."""
+        unit = self._unit(number)
+        if learns and number == unit:
+            tape.mark(lambda: self.leave(unit))
+        gathered = self._gather(unit)
         yield
         del gathered
         if learns:
-            tape.mark(lambda: self.enter(number))
+            tape.mark(lambda: self.enter(unit))
 
     def begin(self) -> None:
         """What belongs to no block stays whole until the end."""
@@ -47,8 +49,8 @@ class Divided:
         self.here.clear()
 
     def enter(self, number: int) -> None:
-        """The way back through a block begins: it is here, and its neighbour is on the way."""
-        for each in (number, number - 1):
+        """The backward pass of a unit begins: it is here, and the one before is on the way."""
+        for each in (number, self._unit(number - 1)):
             if each >= 0 and each not in self.here:
                 self.here[each] = self._gather(each)
 
@@ -67,6 +69,10 @@ class Divided:
         """Whole for now."""
         self.whole.append(made)
 
+    def _unit(self, block: int) -> int:
+        """The first block of a block's unit."""
+        return block - block % self.job.sizes.shared_qk if block >= 0 else block
+
     def _gather(self, number: int) -> Held:
         size = self.sizes[number]
         held = Held(self.room, "gathered", size)
@@ -75,8 +81,9 @@ class Divided:
 
 
 def whole_sizes(job: Job) -> Mapping[int, int]:
-    """Bytes of each block's weights, and of all others."""
+    """Bytes of each unit's weights, and of all others."""
     sizes: Counter[int] = Counter()
     for weight in weights_of(job):
-        sizes[weight.block] += int(weight.part(1) * weight.itemsize)
+        unit = weight.block - weight.block % job.sizes.shared_qk if weight.block >= 0 else ROOT
+        sizes[unit] += int(weight.part(1) * weight.itemsize)
     return sizes

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.memory.job import Job
+from glm_accelerate.models.shapes import shapes_of
 
 SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 WIDE = 4  # bytes of a weight that trains, of its gradient where that is a sum, and of a moment
@@ -16,9 +17,9 @@ MATRICES = ("matrix", "head")  # that are multiplied with
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a block."""
+    """A linear layer. `blocks`: all that have it."""
 
-    name: str
+    blocks: tuple[int, ...]
     inputs: int
     outputs: int
     bias: bool
@@ -40,6 +41,7 @@ class Weight:
     columns: int
     itemsize: float
     trains: bool
+    shared: bool = False  # by several blocks
 
     def part(self, shards: int) -> int:
         """Numbers of the largest part."""
@@ -60,7 +62,7 @@ def away_bytes(job: Job) -> list[int]:
     away = [0] * job.sizes.layers
     for weight in weights_of(job):
         size = _bytes(weight, job.shards)
-        if weight.block >= 0 and not weight.trains and size >= LEAST_MOVED:
+        if weight.block >= 0 and not (weight.trains or weight.shared) and size >= LEAST_MOVED:
             away[weight.block] += size
     return away
 
@@ -69,24 +71,16 @@ def _bytes(weight: Weight, shards: int) -> int:
     return int(weight.part(shards) * weight.itemsize)
 
 
-def layers_of(job: Job, block: int) -> list[Layer]:
-    """Linear layers of a block in the order in which they run."""
-    s = job.sizes
-    query, key = s.heads * s.head_width, s.kv_heads * s.head_width
-    heads = [("q_proj", query), ("k_proj", key), ("v_proj", key)]
-    if s.fused_qkv:
-        heads = [("query_key_value", query + 2 * key)]
-    shapes = [
-        *((name, s.width, outputs, s.qkv_bias) for name, outputs in heads),
-        ("o_proj", query, s.width, False),
-        ("gate_up_proj", s.width, 2 * s.mlp_width, False),
-        ("down_proj", s.mlp_width, s.width, False),
-    ]
-    trains, lora = block_trains(job, block), job.method == "lora"
-    return [
-        Layer(*shape, trains=trains, adapted=lora and (job.adapted is None or shape[0] in job.adapted))
-        for shape in shapes
-    ]
+def projections_of(job: Job, block: int) -> list[list[Layer]]:
+    """A block's projections in the order in which they run, each of one layer or of two thin ones."""
+    found: list[list[Layer]] = []
+    for each in shapes_of(job.sizes).blocks[block]:
+        trains = block_trains(job, each.blocks[0])
+        adapted = job.method == "lora" and (job.adapted is None or each.name in job.adapted)
+        found.append(
+            [Layer(each.blocks, one.inputs, one.outputs, one.bias, trains, adapted) for one in each.layers]
+        )
+    return found
 
 
 def block_trains(job: Job, block: int) -> bool:
@@ -123,11 +117,13 @@ def weights_of(job: Job) -> Iterator[Weight]:
 def _of_block(job: Job, block: int) -> Iterator[Weight]:
     s, trains = job.sizes, block_trains(job, block)
     small = trained_size(job) if trains else SIZE[frozen_dtype(job)]
-    for layer in layers_of(job, block):
+    layers = (layer for each in projections_of(job, block) for layer in each if layer.blocks[0] == block)
+    for layer in layers:
+        shared = len(layer.blocks) > 1
         if job.base in PACKED and not trains:
-            yield from _packed(job.base, layer, block)
+            yield from _packed(job.base, layer, block, shared)
         else:
-            yield Weight("matrix", block, layer.outputs, layer.inputs, small, trains)
+            yield Weight("matrix", block, layer.outputs, layer.inputs, small, trains, shared)
         if layer.bias:
             yield Weight("small", block, layer.outputs, 1, small, trains)
         if layer.adapted:
@@ -137,13 +133,13 @@ def _of_block(job: Job, block: int) -> Iterator[Weight]:
         yield Weight("small", block, s.width, 1, small, trains)
 
 
-def _packed(kind: str, layer: Layer, block: int) -> Iterator[Weight]:
+def _packed(kind: str, layer: Layer, block: int, shared: bool) -> Iterator[Weight]:
     """As `kernels/quantized.py` lays it out: codes, scales, and for nf4 a level for each block of a row."""
     if kind == "nf4":
         blocks = -(-layer.inputs // BLOCK)
-        yield Weight("packed", block, layer.outputs, blocks * BLOCK // 2, 1, False)
+        yield Weight("packed", block, layer.outputs, blocks * BLOCK // 2, 1, False, shared)
         yield Weight("small", block, layer.outputs, 2, 4, False)
         yield Weight("small", block, layer.outputs, blocks, 1, False)
     else:
-        yield Weight("packed", block, layer.outputs, layer.inputs, 1, False)
+        yield Weight("packed", block, layer.outputs, layer.inputs, 1, False, shared)
         yield Weight("small", block, layer.outputs, 1, 4, False)

@@ -15,7 +15,7 @@ from glm_accelerate.kernels.rope import rope
 from glm_accelerate.kernels.varlen_attention import varlen_attention
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.projection import projection
 from glm_accelerate.models.sizes import Sizes
 
 Prefix = tuple[Tensor, Tensor]  # keys and values that stand before every document
@@ -28,16 +28,23 @@ class Attention(nn.Module):
         super().__init__()
         D, bias = sizes.head_width, sizes.qkv_bias
         query, key = sizes.heads * D, sizes.kv_heads * D
+        name = f"layers.{layer}.self_attn"
         if sizes.fused_qkv:
-            self.query_key_value = Linear(sizes.width, query + 2 * key, bias)
+            self.query_key_value = projection(
+                sizes, f"{name}.query_key_value", sizes.width, query + 2 * key, bias
+            )
         else:
-            self.q_proj = Linear(sizes.width, query, bias)
-            self.k_proj = Linear(sizes.width, key, bias)
-            self.v_proj = Linear(sizes.width, key, bias)
-        self.o_proj = Linear(query, sizes.width, bias=False)
+            self.q_proj = projection(sizes, f"{name}.q_proj", sizes.width, query, bias)
+            self.k_proj = projection(sizes, f"{name}.k_proj", sizes.width, key, bias)
+            self.v_proj = projection(sizes, f"{name}.v_proj", sizes.width, key, bias)
+        self.o_proj = projection(sizes, f"{name}.o_proj", query, sizes.width)
         self.fused, self.head_width, self.layer = sizes.fused_qkv, D, layer
         self.groups = sizes.heads // sizes.kv_heads
         self.form: Form = "eager"
+
+    def share(self, first: "Attention") -> None:
+        """Have the queries' and keys' projections of a layer before."""
+        self.q_proj, self.k_proj = first.q_proj, first.k_proj
 
     def forward(
         self,

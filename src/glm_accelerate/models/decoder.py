@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
         self.self_attn = Attention(sizes, layer)
         self.post_attention_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)  # before the MLP
-        self.mlp = MLP(sizes)
+        self.mlp = MLP(sizes, layer)
         self.sandwich = sizes.sandwich
         if sizes.sandwich:
             self.post_self_attn_layernorm = RMSNorm(sizes.width, sizes.norm_epsilon)
@@ -77,7 +77,11 @@ class Decoder(nn.Module):
         self.compiled = False  # set by `models.bind`, with the form of every part
         self.form: Form = "eager"
         self.embed = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
-        self.layers = nn.ModuleList(Block(sizes, layer) for layer in range(sizes.layers))
+        blocks = [Block(sizes, layer) for layer in range(sizes.layers)]
+        if sizes.shared_qk > 1:  # the very same modules: what is done to one is done to all
+            for layer, block in enumerate(blocks):
+                block.self_attn.share(blocks[layer - layer % sizes.shared_qk].self_attn)
+        self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(sizes.width, sizes.norm_epsilon)
         self.head = Linear(sizes.width, sizes.vocabulary, bias=False)
         if sizes.tied:

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from glm_accelerate.kernels.float8 import MULTIPLE, float8_linear
 from glm_accelerate.kernels.lora import add_adapter
-from glm_accelerate.models.adapt.lora import LoraLinear, linear_layers
+from glm_accelerate.models.adapt.lora import LoraLinear
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.linear import Linear, linear_layers, replace_layers
 
 
 class Float8Linear(Linear):
@@ -41,12 +41,13 @@ class Float8LoraLinear(LoraLinear):
 
 def float8_products(model: Decoder, *, simulated: bool = False) -> list[str]:
     """Swap every layer whose sizes the hardware can take, in place; the names of those that it cannot."""
-    left: list[str] = []
-    for name, layer in linear_layers(model):
-        if layer.inputs % MULTIPLE or layer.outputs % MULTIPLE:
-            left.append(name)
-            continue
-        owner, _, leaf = name.rpartition(".")
-        swapped = Float8LoraLinear if isinstance(layer, LoraLinear) else Float8Linear
-        setattr(model.get_submodule(owner), leaf, swapped(layer, simulated))  # pyright: ignore[reportArgumentType]
+
+    def swapped(layer: Linear) -> Linear:
+        if isinstance(layer, LoraLinear):
+            return Float8LoraLinear(layer, simulated)
+        return Float8Linear(layer, simulated)
+
+    layers = linear_layers(model)
+    left = [name for name, layer in layers if layer.inputs % MULTIPLE or layer.outputs % MULTIPLE]
+    replace_layers(model, [name for name, _ in layers if name not in left], swapped)
     return left

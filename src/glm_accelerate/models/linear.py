@@ -3,6 +3,9 @@
 So float32 master weights train with bfloat16 products, with no autocast state and no second model.
 """
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -52,3 +55,23 @@ class Linear(nn.Module):
     @property
     def outputs(self) -> int:
         return self.weight.shape[0]
+
+
+def linear_layers(model: nn.Module) -> list[tuple[str, Linear]]:
+    """Every linear layer inside the blocks; one that several blocks share by its first name."""
+    found = ((name, module) for name, module in model.named_modules() if name.startswith("layers."))
+    return [(name, module) for name, module in found if isinstance(module, Linear)]
+
+
+def replace_layers(model: nn.Module, names: Iterable[str], make: Callable[[Linear], Linear]) -> None:
+    """Put `make(layer)` in all places of each of these layers, one after the other, in place."""
+    places: defaultdict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for owner in model.modules():
+        for leaf, child in owner.named_children():
+            places[id(child)].append((owner, leaf))
+    for name in names:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, Linear)
+        made = make(layer)
+        for owner, leaf in places[id(layer)]:
+            setattr(owner, leaf, made)

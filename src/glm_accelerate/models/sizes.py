@@ -1,6 +1,7 @@
 """The numbers that define a dense GLM, whatever spelling its config.json used."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,11 @@ class Sizes:
     sandwich: bool = False  # norms after each branch too (GLM-4-0414)
     tied: bool = False  # the head is the embedding
 
+    shared_qk: int = 1  # so many neighbouring layers have one query and one key projection between them
+    # Of projections that are two thin matrices, by name (`layers.0.mlp.down_proj`): what `compress` writes.
+    ranks: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
+
     @property
-    def parameters(self) -> int:
-        """How many weights the model has."""
-        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
-        attention = self.width * (query + 2 * key) + (query + 2 * key) * self.qkv_bias + query * self.width
-        mlp = 3 * self.width * self.mlp_width
-        norms = (4 if self.sandwich else 2) * self.width
-        embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
-        return self.layers * (attention + mlp + norms) + embeddings + self.width
+    def plain(self) -> bool:
+        """A GLM as it was published: nothing is shared or factored."""
+        return self.shared_qk == 1 and not self.ranks

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from glm_accelerate.config.paths import local_name
 from glm_accelerate.kernels.quantized import Kind
 from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, quantize
-from glm_accelerate.models.adapt.structure import Structure, carve, describe, described, structure_of
 from glm_accelerate.models.bind import bind_operators
+from glm_accelerate.models.compression import describe, described
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES, Family, family_of
 from glm_accelerate.models.locate import locate
@@ -30,26 +30,26 @@ _PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # number
 
 
 def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
-    """A model directory's family, sizes and config.json; of one that we wrote as it is, its origin's."""
+    """A model directory's family, sizes and config.json; of a compressed one that of the plain model."""
     path = directory / "config.json"
-    config, _ = _read_config(path)
+    config, compression = described(_read_config(path), path)
     family = family_of(config, path)
     try:
-        return family, family.read(config), config
+        return family, compression.applied_to(family.read(config)), config
     except KeyError as error:
         raise UserError(f"key {error} is missing", where=path, cure=_AGAIN) from error
     except ValueError as error:
         raise UserError(str(error), where=path, cure=_AGAIN) from error
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], Structure]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read it: {error}", where=path) from error
     if not isinstance(config, dict):
         raise UserError("not a model's config: expected an object", where=path)
-    return described(config, path)
+    return config
 
 
 def load_model(
@@ -70,7 +70,6 @@ def load_model(
     family, sizes, config = read_config(directory)
     with torch.device("meta"):
         model = Decoder(sizes, Origin(family.name, config, str(directory), local_name(str(path))))
-        carve(model, _read_config(directory / "config.json")[1])
     name_of = _naming(model)
     theirs = {name_of(name): name for name, _ in model.named_parameters()}
     wanted = dict(model.named_parameters())
@@ -128,8 +127,8 @@ def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]],
 
 
 def _naming(model: Decoder) -> Callable[[str], str]:
-    """From our names to those in the model's files: its family's, or, of a model as it is, the same."""
-    return FAMILIES[model.origin.family].theirs if structure_of(model).plain else lambda ours: ours
+    """From our names to those in the model's files: its family's, or, of a compressed model, the same."""
+    return FAMILIES[model.origin.family].theirs if model.sizes.plain else lambda ours: ours
 
 
 def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:
@@ -219,12 +218,11 @@ def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str,
         raise UserError("the model has unmerged adapters", cure="merge them, or save the adapter alone")
     if any(".packed." in name for name in named):
         raise UserError("the model is quantised", cure="load it as its files have it")
-    structure = structure_of(model)
-    if layout != "structured" and not structure.plain:
-        raise UserError("the model shares or factors matrices", cure='expand it, or layout="structured"')
-    if not structure.plain:
+    if not model.sizes.plain:
+        if layout != "structured":
+            raise UserError("the model shares or factors matrices", cure='expand it, or layout="structured"')
         held = {name: tensor.detach() for name, tensor in named.items()}
-        return held, describe(structure, model.origin.config)
+        return held, describe(model.sizes, model.origin.config)
     if layout == "original" or family.name != "chatglm":
         return {family.theirs(name): tensor.detach() for name, tensor in named.items()}, dict(
             model.origin.config

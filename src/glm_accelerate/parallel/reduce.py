@@ -37,12 +37,6 @@ def _sum(bucket: Sequence[Tensor]) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def spread(parameters: Iterable[Tensor], ranks: Ranks) -> None:
-    """The first rank's numbers on all ranks, in place: what each has computed may differ in a last bit."""
-    for parameter in parameters if ranks.count > 1 else ():
-        dist.broadcast(parameter.detach(), 0)
-
-
 def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one dtype, so many that an operation is worth its start."""
     bucket: list[Tensor] = []

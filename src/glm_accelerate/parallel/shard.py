@@ -1,4 +1,5 @@
-"""A model divided over ranks by FSDP2, from outside: each block is a unit, the rest is the root's.
+"""A model divided over ranks by FSDP2, from outside: each block is a unit, or
+neighbours that share weights; the rest is the root's.
 
 replicas x shards: every shard group holds one copy of the state, replicas hold the same shards.
 Gradients are summed, never averaged: the loss is already divided by the step's targets over all ranks.
@@ -31,14 +32,26 @@ def make_mesh(device: torch.device, ranks: int, shards: int) -> DeviceMesh:
 
 def shard(model: nn.Module, blocks: Sequence[nn.Module], entries: Sequence[str], mesh: DeviceMesh) -> None:
     """In place. `entries`: the methods through which the model is run besides `forward`."""
-    for unit in (*blocks, model):
-        fully_shard(unit, mesh=mesh, mp_policy=AS_KEPT)
-    for unit in (*blocks, model):
+    units = [*_units(blocks), [model]]
+    for unit in units:
+        fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh, mp_policy=AS_KEPT)
+    for unit, *_ in units:
         assert isinstance(unit, FSDPModule)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales
     for entry in entries:
         register_fsdp_forward_method(model, entry)
+
+
+def _units(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Neighbours that have a weight in common are gathered together."""
+    units: list[list[nn.Module]] = []
+    for block in blocks:
+        if units and not set(units[-1][0].parameters()).isdisjoint(block.parameters()):
+            units[-1].append(block)
+        else:
+            units.append([block])
+    return units
 
 
 def fill(

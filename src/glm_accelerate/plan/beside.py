@@ -11,6 +11,7 @@ import torch
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.cost import CORE_PLAIN, core_speed, speed_of
 from glm_accelerate.plan.fit import SettledChoices
@@ -69,7 +70,7 @@ def between(
         usual=first * (each + answer),
         most=most * each + first * answer,  # a close race takes more samples, and no more answers
         largest=total * (each + answer),
-        parameters=sizes.parameters,
+        parameters=shapes_of(sizes).parameters,
         compute=settled.compute,
         model_bytes=kept_bytes(sizes, kept, kind),
     )

@@ -7,9 +7,10 @@ compares with another is worth more than how long either takes.
 from dataclasses import dataclass, replace
 
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.weights import PACKED
+from glm_accelerate.memory.weights import PACKED, weights_of
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.devices import known
-from glm_accelerate.plan.flops import Trained, attended_flops, forward_flops, linear_parameters, product_flops
+from glm_accelerate.plan.flops import Trained, attended_flops, forward_flops, product_flops
 from glm_accelerate.plan.hardware import Hardware
 
 UTILISED = 0.4  # of a data sheet's products, which training commonly reaches
@@ -104,7 +105,7 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
     head = (_flops(job, work, padding) - blocks) / (speed.head or speed.products)
     computing = ((blocks + again) / speed.products + head) / job.ranks
     passes = max(float(work.steps), positions / job.pass_tokens / job.ranks)
-    block = linear_parameters(job.sizes) * job.sizes.layers
+    block = shapes_of(job.sizes).multiplied
     started = speed.started if job.device == "cpu" else STARTED
     computing += passes * job.sizes.layers * started * (1 + _recomputed(job) / 3)
     if job.base in PACKED:
@@ -117,16 +118,7 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
 
 def trained_weights(job: Job) -> int:
     """How many weights move."""
-    sizes = job.sizes
-    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-    if job.method == "full":
-        return sizes.parameters
-    if job.method == "freeze":
-        return linear_parameters(sizes) * min(job.last, sizes.layers)
-    if job.method == "prefix":
-        return 2 * key * sizes.layers * job.prefix_tokens
-    around = 2 * (sizes.width + query) + 2 * (sizes.width + key) + 2 * sizes.width + 3 * sizes.mlp_width
-    return sizes.layers * job.rank * around
+    return sum(weight.rows * weight.columns for weight in weights_of(job) if weight.trains)
 
 
 def _flops(job: Job, work: Work, padding: float) -> float:
@@ -157,7 +149,7 @@ def _travels(job: Job, block: int) -> float:
     if "weights" in job.offload:
         moved += block * KEPT[job.base] * (2 + again)
     if job.shards > 1:
-        moved += job.sizes.parameters * KEPT[job.base] * (2 + again) * (1 - 1 / job.shards)
+        moved += shapes_of(job.sizes).parameters * KEPT[job.base] * (2 + again) * (1 - 1 / job.shards)
     return moved
 
 

@@ -15,6 +15,7 @@ from glm_accelerate.models.adapt.lora import choose_layers
 from glm_accelerate.models.adapt.quantized import kind_of
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import Family
+from glm_accelerate.models.projection import projection_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import Setting
@@ -100,7 +101,8 @@ def _adapted(config: RunConfig, family: Family, sizes: Sizes) -> tuple[str, ...]
         return None
     with torch.device("meta"):
         model = Decoder(replace(sizes, layers=1), Origin(family.name, {}, ""))
-    return tuple(name.rpartition(".")[2] for name, _ in choose_layers(model, config.adapt.targets))
+    chosen = choose_layers(model, config.adapt.targets)
+    return tuple({projection_of(name).rpartition(".")[2]: None for name, _ in chosen})
 
 
 def _form(hardware: Hardware, sizes: Sizes, settled: SettledChoices) -> Form:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 
 
@@ -18,12 +19,6 @@ class Trained:
     method: str = "full"  # lora, full, freeze or prefix
     layers: int = 0  # freeze: how many of the last
     prefix_tokens: int = 0  # prefix: how many stand before each document
-
-
-def linear_parameters(sizes: Sizes) -> int:
-    """Weights of the linear layers of one block."""
-    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-    return sizes.width * (2 * query + 2 * key) + 3 * sizes.width * sizes.mlp_width
 
 
 def step_flops(sizes: Sizes, trained: Trained, lengths: Sequence[int], targets: int) -> float:
@@ -37,12 +32,11 @@ def product_flops(sizes: Sizes, trained: Trained, tokens: float, targets: float)
     6N for full. N are the linear layers of the blocks, and for rows with a target the head. What an adapter
     itself multiplies is below a hundredth and left out.
     """
-    deep = _deep(sizes, trained)
-    blocks = sizes.layers + (2 if trained.method in ("full", "freeze") else 1) * deep
+    shapes, first = shapes_of(sizes), sizes.layers - _deep(sizes, trained)
+    deep = sum(shapes.of_block(block) for block in range(first, sizes.layers))
+    products = shapes.multiplied + (2 if trained.method in ("full", "freeze") else 1) * deep
     head = 3 if trained.method == "full" else 2
-    return 2.0 * (
-        linear_parameters(sizes) * tokens * blocks + sizes.vocabulary * sizes.width * targets * head
-    )
+    return 2.0 * (products * tokens + sizes.vocabulary * sizes.width * targets * head)
 
 
 def attention_flops(sizes: Sizes, trained: Trained, lengths: Sequence[int]) -> float:
@@ -58,8 +52,8 @@ def attended_flops(sizes: Sizes, trained: Trained, attended: float) -> float:
 
 def forward_flops(sizes: Sizes, tokens: float, attended: float) -> float:
     """Of the blocks alone, once: what recomputing all of them costs. `attended`: pairs of tokens."""
-    each = linear_parameters(sizes) * tokens + 2 * sizes.heads * sizes.head_width * attended
-    return 2.0 * sizes.layers * each
+    attention = 2 * sizes.heads * sizes.head_width * attended
+    return 2.0 * (shapes_of(sizes).multiplied * tokens + sizes.layers * attention)
 
 
 def pairs(lengths: Sequence[int] | NDArray[np.int32], prefix_tokens: int = 0) -> float:

@@ -143,7 +143,7 @@ def _fused(config: RunConfig, setting: Setting) -> Lever:
 
 
 def _method(config: RunConfig, setting: Setting) -> Lever:
-    if setting.job.method not in ("full", "freeze") or config.adapt.restructures:
+    if setting.job.method not in ("full", "freeze"):
         return ()
     base = config.model.dtype if config.adapt.base == "auto" else config.adapt.base
     apply = _with_job(lambda job: replace(job, method="lora", base=base))

@@ -16,6 +16,7 @@ from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.together import refuse
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, ground_of
@@ -71,7 +72,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         reasons.append(Reason(name, str(value), why))
 
     inputs = ground.inputs
-    say("model", f"{ground.family.name}, {ground.sizes.parameters / 1e9:.3g} B", "config.json")
+    say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _said(config.data.template, "the model's tokenizer files"))
     load, step_samples = _load(config, inputs, say), _step_samples(config)
     steps, per_epoch = load.steps, load.steps_per_epoch
@@ -250,8 +251,6 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
     asked = config.precision.compute
     if asked == "fp8":
         lacking = None if hardware.assumed else no_float8()
-        if config.adapt.share_qk > 1:
-            raise UserError("adapt.share_qk needs products of one kind", cure="precision.compute=bfloat16")
         if lacking or config.adapt.base in PACKED:
             why = lacking or f"a base in {config.adapt.base} is multiplied in its own way"
             raise UserError(f"precision.compute is fp8: {why}", cure="precision.compute=bfloat16")
@@ -275,13 +274,6 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
     asked, ranks = config.parallel.shard, ground.ranks
     if ranks == 1:
         return 1, "one rank has nothing to divide"
-    if config.adapt.share_qk > 1:
-        if asked not in ("auto", "off", 1):
-            raise UserError(
-                f"parallel.shard is {asked}, but layers that share projections are not divided",
-                cure="parallel.shard=off, or adapt.share_qk=1",
-            )
-        return 1, "adapt.share_qk: layers that share projections stay whole on every rank"
     if asked == "full":
         return ranks, "the config"
     if asked == "off":
@@ -315,7 +307,7 @@ def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tup
     native = compute == "bfloat16" and no_native() is None
     speed = ground.speed(compute, "eager")  # whatever else was measured: else two plans would take turns
     assert speed is not None
-    seconds = 6 * ground.sizes.parameters * load.work().tokens / speed.products / ground.ranks
+    seconds = 6 * shapes_of(ground.sizes).parameters * load.work().tokens / speed.products / ground.ranks
     if seconds < (WORTH_NATIVE if native else WORTH_COMPILING):
         return False, f"a run of about {seconds:,.0f} s does not repay compiling"
     return (

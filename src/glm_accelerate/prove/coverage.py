@@ -5,9 +5,11 @@ from collections import Counter
 from torch import nn
 
 from glm_accelerate.config.schema import AdaptSection
-from glm_accelerate.models.adapt.lora import choose_layers, linear_layers
+from glm_accelerate.models.adapt.lora import choose_layers
 from glm_accelerate.models.adapt.quantized import count
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.models.linear import linear_layers
+from glm_accelerate.models.projection import projection_of
 from glm_accelerate.prove.proof import Proof
 
 
@@ -25,13 +27,14 @@ def prove_coverage(model: Decoder, section: AdaptSection) -> Proof:
     elif section.method == "full":
         asked = every
     else:
-        asked = Counter(dict.fromkeys(every, section.layers))
+        first = len(model.layers) - section.layers
+        asked = Counter(_kind(name) for name, _ in linear_layers(model) if int(name.split(".")[1]) >= first)
     said = ", ".join(f"{kind} {bound[kind]}/{every[kind]}" for kind in sorted(every))
     return Proof("adapters", bound == asked and trained > 0, f"{share}; {said}")
 
 
 def _kind(name: str) -> str:
-    return name.rpartition(".")[2]
+    return projection_of(name).rpartition(".")[2]
 
 
 def _trains(layer: nn.Module) -> bool:

@@ -11,8 +11,8 @@ from glm_accelerate.data.read import read
 from glm_accelerate.data.templates import Template
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.data.types import Conversation
-from glm_accelerate.models.adapt.structure import structure_of
 from glm_accelerate.models.bind import bound
+from glm_accelerate.models.compression import said_of
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.prove.coverage import prove_coverage
 from glm_accelerate.prove.isolation import prove_isolation
@@ -58,12 +58,12 @@ def _is_rendered(conversation: Conversation, template: Template, data: DataSecti
 
 def prove_model(config: RunConfig, model: Decoder, tokenizer: Tokenizer) -> list[Proof]:
     """Of what a run has built; bound, as it will be used."""
-    paths, structure = bound(model), structure_of(model)
+    paths = bound(model)
     return [
         prove_vocabulary(model, tokenizer),
         prove_coverage(model, config.adapt),
         prove_isolation(model),
-        *([] if structure.plain else [Proof("structure", True, str(structure))]),
+        *([] if model.sizes.plain else [Proof("structure", True, said_of(model.sizes))]),
         *(Proof(choice.operator, True, f"{choice.path}: {choice.why}") for choice in paths),
     ]
 

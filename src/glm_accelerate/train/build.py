@@ -13,7 +13,7 @@ from glm_accelerate.assemble.model import assemble
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe, training_recipe
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
 from glm_accelerate.checkpoint.find import require_finite
-from glm_accelerate.checkpoint.format import MANIFEST, WEIGHTS, Damaged
+from glm_accelerate.checkpoint.format import MANIFEST, Damaged
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
@@ -133,9 +133,8 @@ def _proofs(settled: Settled, model: Decoder, ranks: Ranks) -> list[Proof]:
 def _recipe(settled: Settled) -> Recipe:
     """What the model is made of."""
     choice, begin = settled.choice, settled.start.init_from
-    shapes = Reader(choice.paths[0]).shapes(WEIGHTS) if choice.paths and not choice.foreign else None
     adapter = begin if not choice.paths and begin is not None and is_adapter(begin) else None
-    files = ModelFiles(settled.model_dir, settled.begun_on, adapter, shapes)
+    files = ModelFiles(settled.model_dir, settled.begun_on, adapter)
     return training_recipe(settled.config, settled.plan, files)
 
 

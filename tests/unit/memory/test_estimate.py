@@ -14,11 +14,18 @@ from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.memory.activations import segments
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 
 TINY = replace(SMALL, vocabulary=4000, layers=2)
 EAGER = Job(TINY, form="eager", pass_tokens=384, longest=384, learnt=384)
 PLAIN = replace(TINY, sandwich=False, qkv_bias=True)
+COMPRESSED = replace(
+    PLAIN,
+    shared_qk=2,
+    ranks={f"layers.{n}.{name}": 64 for n in (0, 1) for name in ("mlp.down_proj", "self_attn.o_proj")}
+    | {"layers.0.self_attn.q_proj": 32},
+)
 JOBS = {
     "lora": EAGER,
     "lora of short documents": replace(EAGER, longest=128),
@@ -29,6 +36,8 @@ JOBS = {
     "full, adafactor, float32": replace(EAGER, method="full", optimizer="adafactor", compute="float32"),
     "freeze": replace(EAGER, method="freeze", last=1),
     "prefix": replace(EAGER, method="prefix", prefix_tokens=64),
+    "lora, compressed": replace(EAGER, sizes=COMPRESSED),
+    "full, compressed, two passes": replace(EAGER, method="full", sizes=COMPRESSED, passes=2),
 }
 NATIVE = {
     name: replace(JOBS[name], form="native") for name in ("lora", "lora of short documents", "full", "freeze")
@@ -87,7 +96,7 @@ def test_nine_billion_weights_take_what_is_published() -> None:
     found = estimate(LARGE)
     weights = next(item for item in found.items if item.what == "parameters")
     outside_and_in = 74_368  # inputs and outputs of a block's six layers
-    assert 2 * LARGE.sizes.parameters == 18_800_189_440  # the files of GLM-4-9B-0414
+    assert 2 * shapes_of(LARGE.sizes).parameters == 18_800_189_440  # the files of GLM-4-9B-0414
     assert weights.bytes == 18_800_189_440 + 4 * 8 * 40 * outside_and_in
     assert found.total("device") == found.peak > found.allocated
 

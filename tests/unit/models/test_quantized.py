@@ -28,10 +28,10 @@ from glm_accelerate.kernels.quantized import (
 )
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import load_adapter, save_adapter
-from glm_accelerate.models.adapt.lora import QuantizedLora, adapted_layers, linear_layers, merge
+from glm_accelerate.models.adapt.lora import QuantizedLora, adapted_layers, merge
 from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, count
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.linear import Linear, linear_layers
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
 from glm_accelerate.prove.coverage import prove_coverage

@@ -9,6 +9,7 @@ import pytest
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.statistics.looks import looks
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import FIRST_LOOK, Between, between, place_of
 from glm_accelerate.plan.fit import SettledChoices
 from glm_accelerate.plan.hardware import Hardware
@@ -128,7 +129,7 @@ def test_the_plan_tells_how_long_the_largest_takes(tiny_run: dict[str, Any]) -> 
     evaluate = {"where": "beside", "metrics": ["loss", "exact_match"], "max_new_tokens": 10**9}
     made, ground = long_run(tiny_run, evaluate=evaluate)
     plan = resolve(made, ground)
-    expected = 2 * ground.sizes.parameters * 300 * 10**9 / 3e11
+    expected = 2 * shapes_of(ground.sizes).parameters * 300 * 10**9 / 3e11
     assert plan.evaluate_seconds == pytest.approx(expected, rel=0.01)
     said = json.loads(json.dumps(asdict(plan)))
     assert RunPlan.from_json(said) == plan
@@ -138,10 +139,10 @@ def test_the_plan_tells_how_long_the_largest_takes(tiny_run: dict[str, Any]) -> 
 
 def test_a_model_is_counted_as_it_is_kept(tiny_run: dict[str, Any]) -> None:
     made, ground = long_run(tiny_run)
-    assert work_of(made, ground).model_bytes == 2 * ground.sizes.parameters
-    assert work_of(made, ground, "float32").model_bytes == 4 * ground.sizes.parameters
+    assert work_of(made, ground).model_bytes == 2 * shapes_of(ground.sizes).parameters
+    assert work_of(made, ground, "float32").model_bytes == 4 * shapes_of(ground.sizes).parameters
     packed, _ = long_run(tiny_run, adapt={"method": "lora", "base": "nf4"})
-    assert work_of(packed, ground, "nf4").model_bytes < 3 * ground.sizes.parameters
+    assert work_of(packed, ground, "nf4").model_bytes < 3 * shapes_of(ground.sizes).parameters
 
 
 def test_the_first_look_is_that_of_the_exam() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan import cost, resolve
 from glm_accelerate.plan.devices import GIB, as_hardware, find_device
 from glm_accelerate.plan.hardware import Hardware, detect
@@ -229,7 +230,7 @@ def test_sources_that_are_drawn_more_often_take_longer(
     shares = [duration(weighed(config, here)[1]) for config in (once, often)]
     assert shares[1].tokens == pytest.approx(1000 * shares[0].tokens)
     assert shares[1].flops == pytest.approx(1000 * shares[0].flops)
-    monkeypatch.setattr(cost, "CORE_BFLOAT16", 6e3 * ground_of(tiny, here).sizes.parameters)
+    monkeypatch.setattr(cost, "CORE_BFLOAT16", 6e3 * shapes_of(ground_of(tiny, here).sizes).parameters)
     plans = [weighed(config, here)[0] for config in (once, often)]
     assert [plan.compile for plan in plans] == [False, True]
 

@@ -1,6 +1,6 @@
 """A run's model and exam, built again from its config.yaml and plan.json in a process of its own.
 
-The base is read as the trainer reads it (quantised, merged, restructured); a snapshot's tensors go on top.
+The base is read as the trainer reads it (quantised, merged); a snapshot's tensors go on top.
 """
 
 import json
@@ -14,7 +14,7 @@ from glm_accelerate.assemble.model import assemble
 from glm_accelerate.assemble.recipe import ModelFiles, evaluation_recipe
 from glm_accelerate.assemble.tensors import put
 from glm_accelerate.checkpoint.find import published
-from glm_accelerate.checkpoint.format import WEIGHTS, Damaged
+from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.made_with import made_with, require_made_with
 from glm_accelerate.checkpoint.origin import begun_on
 from glm_accelerate.checkpoint.read import Reader
@@ -47,10 +47,7 @@ def glm_examiner(
     device = torch.device(device)
     divided = ranks.count > 1 and plan.shards > 1
     fingerprints = ranks.decide(lambda: _fingerprints(run, config, directory))
-    weights = (
-        _any_weights(run) if config.adapt.restructures else None
-    )  # their shapes spare factoring the base
-    files = ModelFiles(directory, begun_on(run), shapes=None if weights is None else weights.shapes(WEIGHTS))
+    files = ModelFiles(directory, begun_on(run))
     recipe = evaluation_recipe(config, plan, files, device, ranks.count if divided else 1)
     model, _ = assemble(recipe, device, ranks if divided else ALONE)
 

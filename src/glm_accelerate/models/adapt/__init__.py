@@ -1,6 +1,5 @@
 """Choosing what of a model is trained: adapters, a prefix, its last layers, or all of it."""
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,7 +7,6 @@ import torch
 from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.adapt.prefix import add_prefix
 from glm_accelerate.models.adapt.quantized import kind_of, quantize
-from glm_accelerate.models.adapt.structure import restructure
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
 
@@ -16,19 +14,11 @@ if TYPE_CHECKING:
     from glm_accelerate.config.schema import AdaptSection
 
 
-def adapt(
-    model: Decoder,
-    section: "AdaptSection",
-    seed: int = 0,
-    *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-) -> None:
+def adapt(model: Decoder, section: "AdaptSection", seed: int = 0) -> None:
     """Leave trainable what `section` asks for, freeze the rest, in place. What trains is float32.
 
-    A base that `section` wants quantised is packed here, unless it was as it was loaded. `shapes`: of trained
-    tensors that are about to be put in, which spares computing what they replace.
+    A base that `section` wants quantised is packed here, unless it was as it was loaded.
     """
-    restructure(model, section, shapes)
     if (kind := kind_of(section)) is not None:
         quantize(model, kind)
     if section.method == "lora":
@@ -48,5 +38,6 @@ def _train_last(model: Decoder, layers: int) -> None:
     if layers > len(model.layers):
         raise UserError(f"adapt.layers is {layers}, the model has {len(model.layers)}")
     model.requires_grad_(False)
-    for block in list(model.layers)[-layers:]:
+    for block in model.layers[-layers:]:
         block.requires_grad_(True)
+    model.layers[:-layers].requires_grad_(False)  # projections that a frozen layer has, too, stay

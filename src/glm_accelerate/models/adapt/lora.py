@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from glm_accelerate.kernels.lora import add_adapter, lora_linear
 from glm_accelerate.models.adapt.quantized import QuantizedLinear
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.families import FAMILIES
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.families import FAMILIES, Family
+from glm_accelerate.models.linear import Linear, linear_layers, replace_layers
+from glm_accelerate.models.projection import projection_of
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -94,12 +95,6 @@ def adapted_layers(model: Decoder) -> list[tuple[str, LoraLinear]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear)]
 
 
-def linear_layers(model: Decoder) -> list[tuple[str, Linear]]:
-    """Every linear layer inside the blocks."""
-    found = ((name, module) for name, module in model.named_modules() if name.startswith("layers."))
-    return [(name, module) for name, module in found if isinstance(module, Linear)]
-
-
 def choose_layers(model: Decoder, targets: str | Sequence[str]) -> list[tuple[str, Linear]]:
     """The layers that `targets` names. A name that matches nothing is an error that lists what there is."""
     every = linear_layers(model)
@@ -109,10 +104,9 @@ def choose_layers(model: Decoder, targets: str | Sequence[str]) -> list[tuple[st
     asked = [targets] if isinstance(targets, str) else list(targets)
     chosen: list[tuple[str, Linear]] = []
     for name, layer in every:
-        spellings = (f".{name}", f".{family.module(name)}")
-        if any(spelling.endswith(f".{target}") for spelling in spellings for target in asked):
+        if any(spelling.endswith(f".{target}") for spelling in _spellings(name, family) for target in asked):
             chosen.append((name, layer))
-    endings = {f".{name}" for name, _ in every} | {f".{family.module(name)}" for name, _ in every}
+    endings = {spelling for name, _ in every for spelling in _spellings(name, family)}
     for target in asked:
         if not any(ending.endswith(f".{target}") for ending in endings):
             there = sorted({ending.rpartition(".")[2] for ending in endings})
@@ -122,23 +116,32 @@ def choose_layers(model: Decoder, targets: str | Sequence[str]) -> list[tuple[st
     return chosen
 
 
+def _spellings(name: str, family: Family) -> set[str]:
+    """The names of a layer, and of the projection that it may be a half of: ours and the family's."""
+    whole = projection_of(name)
+    return {f".{each}" for each in (name, family.module(name), whole, family.module(whole))}
+
+
 def add_lora(model: Decoder, settings: LoraSettings, seed: int = 0) -> None:
     """Freeze the model and put adapters into it, in place."""
     if adapted_layers(model):
         raise UserError("the model has adapters already", cure="merge them first")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for name, layer in choose_layers(model, settings.targets):
-        owner, _, leaf = name.rpartition(".")
+
+    def adapted(layer: Linear) -> LoraLinear:
         if isinstance(layer, QuantizedLinear):
-            made = QuantizedLora(layer, settings, generator)
-        else:
-            made = LoraLinear(layer, settings, generator)
-        setattr(model.get_submodule(owner), leaf, made)
+            return QuantizedLora(layer, settings, generator)
+        return LoraLinear(layer, settings, generator)
+
+    replace_layers(model, [name for name, _ in choose_layers(model, settings.targets)], adapted)
 
 
 def merge(model: Decoder) -> None:
     """Add every adapter into its layer and drop it, in place."""
-    for name, layer in adapted_layers(model):
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, layer.merged())
+
+    def merged(layer: Linear) -> Linear:
+        assert isinstance(layer, LoraLinear)
+        return layer.merged()
+
+    replace_layers(model, [name for name, _ in adapted_layers(model)], merged)

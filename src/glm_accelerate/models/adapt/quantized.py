@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glm_accelerate.kernels.quantized import Kind, Packed, pack, quantized_linear, unpack
 from glm_accelerate.models.decoder import Decoder, Origin
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.linear import Linear, linear_layers, replace_layers
 from glm_accelerate.models.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -74,11 +74,8 @@ def quantize(model: Decoder, kind: Kind) -> None:
 
     On the device `meta` this makes the places that `load_model` fills as it reads.
     """
-    for block in model.layers:
-        for owner in list(block.modules()):
-            for leaf, layer in list(owner.named_children()):
-                if type(layer) is Linear:
-                    setattr(owner, leaf, QuantizedLinear(layer, kind))
+    plain = [name for name, layer in linear_layers(model) if type(layer) is Linear]
+    replace_layers(model, plain, lambda layer: QuantizedLinear(layer, kind))
 
 
 def kept_bytes(sizes: Sizes, dtype: torch.dtype, kind: Kind | None) -> int:

@@ -26,14 +26,15 @@ class Family:
         """`layers.3.mlp.down_proj.weight` in this family's words."""
         if not ours.startswith("layers."):
             return self.outer[ours]
-        _, number, rest = ours.split(".", 2)
-        module, _, kind = rest.rpartition(".")
-        return f"{self.layer_prefix.format(N=number)}.{self.inner[module]}.{kind}"
+        module, _, kind = ours.rpartition(".")
+        return f"{self.module(module)}.{kind}"
 
     def module(self, ours: str) -> str:
-        """A linear layer's name (without `.weight`) in this family's words."""
+        """A linear layer's name (without `.weight`) in this family's words; what it has no word for (the thin
+        matrices and the shared projections of a compressed model) is called as here.
+        """
         _, number, module = ours.split(".", 2)
-        return f"{self.layer_prefix.format(N=number)}.{self.inner[module]}"
+        return f"{self.layer_prefix.format(N=number)}.{self.inner.get(module, module)}"
 
 
 def whole(config: Mapping[str, Any], key: str, default: int | None = None, most: int | None = None) -> int:

@@ -1,5 +1,6 @@
 """A run's model in another process finds what the trainer's own finds, whatever is trained."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.measuring.rebuild import glm_examiner
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.messages import Request
+from glm_accelerate.export.compress import compress
+from glm_accelerate.export.export import export
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.run import train
 
@@ -23,7 +26,6 @@ KINDS: dict[str, Said] = {
     "freeze": {"method": "freeze", "layers": 1},
     "prefix": {"method": "prefix", "prefix_tokens": 4},
     "full": {"method": "full"},
-    "shared": {"method": "full", "share_qk": 2, "keep_energy": 0.9},
     "int8": {"method": "lora", "rank": 4, "base": "int8"},
 }
 
@@ -56,6 +58,14 @@ def test_the_same_as_the_trainers_own(kind: str, tiny_run: Said, tmp_path: Path)
         assert found.metrics == inline[step].metrics
     assert inline[2].loss != inline[4].loss
     assert found.by["device"] == "cpu"
+
+
+def test_of_a_compressed_base_too(tiny_run: Said, tmp_path: Path) -> None:
+    smaller = partial(compress, share_qk=2, keep_energy=0.6)
+    base = Path(tiny_run["model"]["path"])
+    export(base, tmp_path / "base", merge_adapter=True, layout="structured", change=smaller)
+    tiny_run["model"] = {"path": str(tmp_path / "base")}
+    test_the_same_as_the_trainers_own("full", tiny_run, tmp_path)
 
 
 def test_what_was_trained_on_need_not_be_there(tiny_run: Said, tmp_path: Path) -> None:

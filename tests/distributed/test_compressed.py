@@ -1,7 +1,8 @@
-"""Shared and factored matrices on several ranks: what goes together learns what one rank learns."""
+"""Shared and factored matrices on several ranks, divided and whole, learn what they learn on one."""
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,19 @@ import yaml
 
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.export.compress import compress
+from glm_accelerate.export.export import export
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.train.run import train
 
 Said = dict[str, Any]
+WAYS = [
+    ("adapt.method=full", "parallel.shard=full"),
+    ("adapt.method=full", "parallel.shard=full", "memory.recompute=blocks"),
+    ("adapt.method=full", "parallel.shard=off"),
+    ("adapt.method=lora", "adapt.rank=4", "adapt.dropout=0.0", "parallel.shard=full"),
+    ("adapt.method=lora", "adapt.base=int8", "adapt.dropout=0.0", "parallel.shard=full"),
+]
 
 
 def go(said: Said, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +31,7 @@ def go(said: Said, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
     config.write_text(yaml.safe_dump(said))
     line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
     words = [*line, "--nproc", "2", *more]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
 
 
 def figures(run: Path) -> list[tuple[float, float]]:
@@ -30,10 +40,13 @@ def figures(run: Path) -> list[tuple[float, float]]:
 
 
 @pytest.fixture
-def said(tiny_run: Said) -> Said:
+def said(tiny_run: Said, tmp_path: Path) -> Said:
+    smaller = partial(compress, share_qk=2, keep_energy=0.6)
+    out = tmp_path / "smaller"
+    export(Path(tiny_run["model"]["path"]), out, merge_adapter=True, layout="structured", change=smaller)
     return {
         **tiny_run,
-        "adapt": {"method": "full", "keep_energy": 0.6},
+        "model": {"path": str(out)},
         "train": {"steps": 4, "step_samples": 4},
         "optim": {"learning_rate": 1e-3},
         "precision": {"compute": "float32"},
@@ -42,9 +55,8 @@ def said(tiny_run: Said) -> Said:
     }
 
 
-@pytest.mark.parametrize("more", [("parallel.shard=full",), ("adapt.share_qk=2",)])
+@pytest.mark.parametrize("more", WAYS, ids=["divided", "recomputed", "whole", "lora", "qlora"])
 def test_two_ranks_learn_what_one_learns(more: tuple[str, ...], said: Said, tmp_path: Path) -> None:
-    """Factors are divided; what is shared stays whole on each, which is what `auto` then means."""
     train(override(RunConfig.model_validate(said), more), tmp_path / "one")
     made = go(said, tmp_path / "two", *more)
     assert made.returncode == 0, made.stderr
@@ -52,9 +64,3 @@ def test_two_ranks_learn_what_one_learns(more: tuple[str, ...], said: Said, tmp_
     assert len(one) == len(two) == 4
     for mine, other in zip(one, two, strict=True):
         assert other == pytest.approx(mine, rel=1e-5)
-
-
-def test_what_is_shared_is_not_divided(said: Said, tmp_path: Path) -> None:
-    made = go(said, tmp_path / "run", "adapt.share_qk=2", "parallel.shard=full")
-    assert made.returncode == 2
-    assert "share projections are not divided" in made.stderr

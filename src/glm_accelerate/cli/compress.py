@@ -1,0 +1,59 @@
+"""`compress MODEL NEW`: a smaller base model, to be trained like any other."""
+
+import argparse
+
+from glm_accelerate.cli import opening
+
+HELP = (
+    "Write a smaller base model: neighbouring layers share projections, large matrices become two thin ones. "
+    "It needs training before it is judged."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, NEW, and what is done."""
+    parser.add_argument("path", metavar="MODEL", help="a model directory, or a run (its best weights)")
+    parser.add_argument("out", metavar="NEW", help="a new directory")
+    parser.add_argument(
+        "--share-qk",
+        type=opening.at_least(1),
+        default=1,
+        metavar="N",
+        help="so many neighbouring layers have one query and one key projection (1: each has its own)",
+    )
+    parser.add_argument(
+        "--keep-energy",
+        type=opening.amount(above=True),
+        default=1.0,
+        metavar="SHARE",
+        help="matrices become two thin ones with this share of their squared singular values (1: they stay)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compress, and say what is there now."""
+    from functools import partial
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from glm_accelerate.cli.chosen import chosen
+    from glm_accelerate.export.compress import compress
+    from glm_accelerate.export.export import export
+    from glm_accelerate.models.compression import said_of
+    from glm_accelerate.models.shapes import shapes_of
+    from glm_accelerate.models.weights import read_config
+    from glm_accelerate.runtime.env import expanded
+
+    made = export(
+        chosen(args.path).path,
+        expanded(args.out),
+        merge_adapter=True,
+        layout="structured",
+        change=partial(compress, share_qk=args.share_qk, keep_energy=args.keep_energy),
+    )
+    _, sizes, _ = read_config(made.path)
+    console = Console(soft_wrap=True)
+    weights = f"{shapes_of(sizes).parameters / 1e6:,.4g} M weights"
+    console.print(Text(f"{weights} in {made.path}: {said_of(sizes) or 'no matrix gets smaller by it'}"))
+    return 0
