@@ -68,7 +68,7 @@ class Staging:
         self._flat = torch.frombuffer(mmap.mmap(self.data, self.bytes), dtype=torch.uint8)
         self._flat[:: mmap.PAGESIZE] = 0
         # Why its pages are not locked, where they should be.
-        self.unlocked = self._devices[0].lock(self._flat) if self._devices else None
+        self.unlocked = self._devices[0].lock_pages(self._flat) if self._devices else None
         self._locked = bool(self._devices) and self.unlocked is None
         self._views = [
             self._flat[part.begin : part.begin + part.bytes].view(tensor.dtype).view(tensor.shape)
@@ -106,7 +106,7 @@ class Staging:
     def close(self) -> None:
         """Give the memory back."""
         if self._locked:
-            self._devices[0].unlock(self._flat)
+            self._devices[0].unlock_pages(self._flat)
         self._views.clear()
         del self._flat
         os.close(self.data)

@@ -117,10 +117,10 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
     items = [Item(kind, room.most[kind], why) for kind, why in whys(job, room).items() if room.most.get(kind)]
     assert sum(item.bytes for item in items) == room.peak
     kind = device_kind(job.device)
-    if kind.context:
+    if kind.context_bytes:
         share = int(FRAGMENTS * room.peak)
         items.append(Item("fragmentation", share, f"assumed: {FRAGMENTS:.0%} of what is allocated"))
-        items.append(Item("context", kind.context, f"assumed: {kind.stack} and its kernels"))
+        items.append(Item("context", kind.context_bytes, f"assumed: {kind.software} and its kernels"))
     elif job.device == "cpu" and job.process:
         part = HEAP + (SEVERAL if job.passes > 1 else 0)
         share = int(part * room.peak + UNSEEN * max(0, room.peak - job.measured_with))

@@ -14,7 +14,7 @@ def host_items(job: Job, moved: int) -> list[Item]:
     """`moved`: activations that wait on the host."""
     weights = WIDE * sum(weight.part(job.shards) for weight in trained(job))
     state = state_bytes(job)
-    process = job.process or PROCESS + device_kind(job.device).process
+    process = job.process or PROCESS + device_kind(job.device).process_bytes
     why = "measured here: Python, torch, libraries' workspaces and what the heap cannot use"
     why = why if job.process else "assumed: Python, torch and its libraries"
     items: list[Item] = [Item("process", process, why, "host")]

@@ -102,7 +102,7 @@ def as_hardware(device: DataSheet, count: int) -> Hardware:
         name=device.name,
         count=count,
         memory_bytes=device.memory,
-        free_bytes=device.memory - device_kind(device.kind).context,
+        free_bytes=device.memory - device_kind(device.kind).context_bytes,
         cores=count * HOST_CORES,
         host_bytes=count * HOST_BYTES,
         bf16=device.bf16,

@@ -51,7 +51,7 @@ def room_of(config: RunConfig, hardware: Hardware, ranks: int) -> MemoryRoom:
         return MemoryRoom(said, "allowed by memory.limit")
     free = hardware.free_bytes
     if hardware.device != "cpu":
-        free += device_kind(hardware.device).context  # which is there already, and is estimated with the rest
+        free += device_kind(hardware.device).context_bytes  # it is there already, and estimated with the rest
         return MemoryRoom(free // GRAIN * GRAIN, f"free on {hardware.name}")
     shared = f" for each of {ranks} ranks" if ranks > 1 else ""
     return MemoryRoom(free // ranks // GRAIN * GRAIN, f"free on this host{shared}")

@@ -33,7 +33,7 @@ class Hardware:
     @property
     def kind(self) -> str:
         """What people call such a device."""
-        return device_kind(self.device).called or self.device.upper()
+        return device_kind(self.device).label or self.device.upper()
 
 
 def detect() -> Hardware:

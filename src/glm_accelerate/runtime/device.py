@@ -38,7 +38,7 @@ def current_device() -> Device:
 
 def device_lost(reason: str) -> bool:
     """Whether an error says that a device computes no more."""
-    return any(f"{kind.stack} error" in reason for kind in ACCELERATORS)
+    return any(f"{kind.software} error" in reason for kind in ACCELERATORS)
 
 
 def take_device(device: torch.device | str | None) -> torch.device:
@@ -47,7 +47,7 @@ def take_device(device: torch.device | str | None) -> torch.device:
     """
     if device is None:
         return current_device().device
-    device_of(device).take()
+    device_of(device).make_current()
     return resolved(torch.device(device))  # says what is wrong with one that is not there
 
 
@@ -63,10 +63,10 @@ def take_local(number: int) -> Device:
         return current_device()
     count = kind.module().device_count()
     if number >= count:
-        what = f"process {number + 1} of this machine has no {kind.called}: there are {count}"
+        what = f"process {number + 1} of this machine has no {kind.label}: there are {count}"
         raise UserError(what, cure=f"--nproc {count}")
     record = kind(torch.device(kind.kind, number))
-    record.take()
+    record.make_current()
     return record
 
 

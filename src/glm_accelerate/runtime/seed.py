@@ -31,7 +31,7 @@ def repeat_exactly(device: torch.device) -> Generator[None, None, None]:
     """The same sums in the same order each time. A CPU does so anyway; on a GPU some operators have a faster
     form that does not. With `warn_only` the backward pass of attention would keep its atomic sums.
     """
-    if device_kind(device.type).repeats:
+    if device_kind(device.type).deterministic:
         yield
         return
     before = torch.get_deterministic_debug_mode()

@@ -63,7 +63,7 @@ def keep_to_limit(limit: str, device: torch.device) -> None:
     """`memory.limit` counts what a driver takes of itself; the rest is for tensors."""
     most, record = read_amount(limit), device_of(device)
     if most is not None:  # not "auto"
-        record.cap_memory(most - record.context)
+        record.cap_memory(most - record.context_bytes)
 
 
 def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) -> Watch:

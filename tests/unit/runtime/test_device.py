@@ -34,9 +34,9 @@ def test_the_device_works() -> None:
 
 
 def test_a_record_is_of_its_kind() -> None:
-    for name, called, collectives in (("cpu", "", "gloo"), ("cuda", "GPU", "cpu:gloo,cuda:nccl")):
+    for name, label, collectives in (("cpu", "", "gloo"), ("cuda", "GPU", "cpu:gloo,cuda:nccl")):
         record = device_of(f"{name}:0")
-        assert (record.kind, record.called, record.collectives) == (name, called, collectives)
+        assert (record.kind, record.label, record.collectives) == (name, label, collectives)
         assert record.device == torch.device(name, 0)
         assert record == device_of(torch.device(name, 0))
     assert device_kind("npu").kind == "cpu"  # one without a record is taken for a CPU
@@ -45,11 +45,11 @@ def test_a_record_is_of_its_kind() -> None:
 def test_what_a_run_takes_for_granted_of_a_gpu_it_does_not_of_a_cpu() -> None:
     """Facts that plans for a machine elsewhere are made from."""
     cpu, gpu = device_kind("cpu"), device_kind("cuda")
-    for fact in ("context", "process", "float16", "wide_products", "gpu_kernels", "streams"):
+    for fact in ("context_bytes", "process_bytes", "float16", "wide_products", "gpu_kernels", "streams"):
         assert getattr(gpu, fact), fact
         assert not getattr(cpu, fact), fact
-    assert cpu.repeats
-    assert not gpu.repeats
+    assert cpu.deterministic
+    assert not gpu.deterministic
 
 
 def test_a_device_that_is_lost() -> None:

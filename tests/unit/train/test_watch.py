@@ -38,4 +38,4 @@ def test_the_limit_of_the_config_binds_what_takes_memory(monkeypatch: pytest.Mon
     assert capped == []
     keep_to_limit("20GiB", card)
     keep_to_limit("200GiB", card)
-    assert capped == [(((20 << 30) - device_of(card).context) / (80 << 30), card), (1.0, card)]
+    assert capped == [(((20 << 30) - device_of(card).context_bytes) / (80 << 30), card), (1.0, card)]

@@ -31,11 +31,11 @@ class Nvidia(Device):
     """One GPU."""
 
     kind: ClassVar[str] = "cuda"
-    called: ClassVar[str] = "GPU"
-    stack: ClassVar[str] = "CUDA"
+    label: ClassVar[str] = "GPU"
+    software: ClassVar[str] = "CUDA"
     collectives: ClassVar[str] = "cpu:gloo,cuda:nccl"
-    context: ClassVar[int] = 600 * MIB
-    process: ClassVar[int] = 1500 * MIB
+    context_bytes: ClassVar[int] = 600 * MIB
+    process_bytes: ClassVar[int] = 1500 * MIB
     float16: ClassVar[bool] = True
     wide_products: ClassVar[bool] = True
     gpu_kernels: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class Nvidia(Device):
                 return free
         return self.memory()[0]
 
-    def lock(self, memory: Tensor) -> str | None:
+    def lock_pages(self, memory: Tensor) -> str | None:
         runtime: Any = torch.cuda.cudart()
         error = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
         if not int(error):
@@ -73,7 +73,7 @@ class Nvidia(Device):
             torch.zeros(1, device=self.device)
         return str(runtime.cudaGetErrorString(error))
 
-    def unlock(self, memory: Tensor) -> None:
+    def unlock_pages(self, memory: Tensor) -> None:
         runtime: Any = torch.cuda.cudart()
         torch.cuda.check_error(int(runtime.cudaHostUnregister(memory.data_ptr())))
 

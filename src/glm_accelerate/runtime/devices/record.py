@@ -24,16 +24,16 @@ class Device:
     device: torch.device
 
     kind: ClassVar[str]  # torch's name of it
-    called: ClassVar[str] = ""  # people's, where it is not torch's in capitals
-    stack: ClassVar[str] = ""  # of software; an error of its name means that the device computes no more
+    label: ClassVar[str] = ""  # people's name, where it is not torch's in capitals
+    software: ClassVar[str] = ""  # an error that begins with its name means that the device computes no more
     collectives: ClassVar[str] = "gloo"  # what ranks talk through
-    context: ClassVar[int] = 0  # bytes, assumed: of its driver and kernels, outside of torch's allocator
-    process: ClassVar[int] = 0  # bytes, assumed: of its libraries in a process on the host
+    context_bytes: ClassVar[int] = 0  # assumed: its driver's and its kernels', outside of torch's allocator
+    process_bytes: ClassVar[int] = 0  # assumed: its libraries' share of a process's memory on the host
     float16: ClassVar[bool] = False  # multiplied in hardware, also where bfloat16 is not
     wide_products: ClassVar[bool] = False  # of bfloat16 and float16, as float32, at no cost
     gpu_kernels: ClassVar[bool] = False  # Triton's and flash attention are written for it
     streams: ClassVar[bool] = True  # copies from pinned memory run beside computation
-    repeats: ClassVar[bool] = False  # sums in the same order each time, unasked
+    deterministic: ClassVar[bool] = False  # sums in the same order each time, unasked
     out_of_memory: ClassVar[tuple[str, ...]] = ()  # in errors that have no type of their own
     profiled: ClassVar[tuple[ProfilerActivity, ...]] = (ProfilerActivity.CPU,)
 
@@ -42,7 +42,7 @@ class Device:
         """torch's: with streams, events and all that is not named here."""
         return torch.get_device_module(cls.kind)
 
-    def take(self) -> None:
+    def make_current(self) -> None:
         """Kernels and streams go to the current device, whatever device their tensors are on."""
         if str(self.device) != self.kind and self.module().is_available():
             self.module().set_device(self.device)
@@ -103,12 +103,12 @@ class Device:
         self.module().reset_peak_memory_stats(self.device)
         return True
 
-    def lock(self, memory: Tensor) -> str | None:
+    def lock_pages(self, memory: Tensor) -> str | None:
         """Keep its pages in place, so that the device copies into them by itself. Why that fails, or None."""
         return f"{self.kind} has no call for it"
 
-    def unlock(self, memory: Tensor) -> None:
-        """What `lock` has kept in place."""
+    def unlock_pages(self, memory: Tensor) -> None:
+        """End `lock_pages`."""
 
     def fork_random(self) -> AbstractContextManager[None]:
         """Random numbers drawn inside are not drawn for those outside."""
@@ -125,7 +125,7 @@ class Cpu(Device):
 
     kind: ClassVar[str] = "cpu"
     streams: ClassVar[bool] = False
-    repeats: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
 
     def name(self) -> str:
         return cpu_name()

@@ -69,9 +69,9 @@ def test_memory_that_the_system_does_not_lock_is_used_as_it_is(monkeypatch: pyte
 
     monkeypatch.setattr(torch.cuda, "cudart", Refusing)
     card = nvidia.Nvidia(torch.device("cpu"))
-    assert card.lock(torch.zeros(8)) == "operation not supported"
+    assert card.lock_pages(torch.zeros(8)) == "operation not supported"
     monkeypatch.setattr(Refusing, "cudaHostRegister", lambda *_: 0)
-    assert card.lock(torch.zeros(8)) is None
+    assert card.lock_pages(torch.zeros(8)) is None
 
 
 @pytest.mark.parametrize(
