@@ -15,6 +15,7 @@ from glm_accelerate.runtime.device import (
     device_lost,
     device_of,
     pinned_like,
+    present_kind,
     resolved,
     send,
     take_device,
@@ -50,6 +51,14 @@ def test_what_a_run_takes_for_granted_of_a_gpu_it_does_not_of_a_cpu() -> None:
         assert not getattr(cpu, fact), fact
     assert cpu.deterministic
     assert not gpu.deterministic
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pretends that there are GPUs")
+def test_a_cache_is_emptied_without_taking_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluator on the CPU beside GPUs takes no memory of them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    present_kind().empty_cache()
+    assert not torch.cuda.is_initialized()
 
 
 def test_a_device_that_is_lost() -> None:

@@ -38,7 +38,7 @@ from glm_accelerate.evaluate.protocol.messages import (
 )
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.parallel.ranks import ALONE, PATIENCE, Ranks, arrived, peer_ended
-from glm_accelerate.runtime.device import current_device, device_lost
+from glm_accelerate.runtime.device import device_lost, present_kind
 from glm_accelerate.runtime.errors import UserError
 
 POLL = 0.5  # seconds between two looks for requests
@@ -96,7 +96,7 @@ def evaluate(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALO
             if not ran_out(error) or ranks.count > 1 or not examiner.smaller():
                 raise
         gc.collect()  # what the error referred to is free now
-        current_device().empty_cache()
+        present_kind().empty_cache()
         return _evaluate(run, request, examiner)
     except Exception as error:
         if isinstance(error, RuntimeError) and peer_ended(error):

@@ -42,6 +42,12 @@ class Device:
         """torch's: with streams, events and all that is not named here."""
         return torch.get_device_module(cls.kind)
 
+    @classmethod
+    def empty_cache(cls) -> None:
+        """Give back what torch's allocator keeps and nobody uses, on every device that it has used."""
+        if cls.streams:
+            cls.module().empty_cache()
+
     def make_current(self) -> None:
         """Kernels and streams go to the current device, whatever device their tensors are on."""
         if str(self.device) != self.kind and self.module().is_available():
@@ -88,11 +94,6 @@ class Device:
         if self.streams:
             _, whole = self.memory()
             self.module().set_per_process_memory_fraction(min(1.0, max(0, most) / whole), self.device)
-
-    def empty_cache(self) -> None:
-        """Give back what torch's allocator keeps and nobody uses."""
-        if self.streams:
-            self.module().empty_cache()
 
     def peak(self) -> int:
         """The most bytes in use since `reset_peak`: tensors, on a CPU the whole process."""
