@@ -133,7 +133,7 @@ def start(run: Path, own: str) -> Generator[Callable[..., EvaluatorProcess]]:
                 oldest=oldest,
                 pause=0.1,
             )
-            started.callback(made.close, 0.0)
+            started.callback(made.close)
             return made
 
         yield begin
@@ -228,7 +228,7 @@ def test_beside(run: Path, start: Callable[..., EvaluatorProcess], monkeypatch: 
     assert items.losses_N.sum() / 64 == three.loss
     assert "noise" in (run / "evals" / "evaluator.log").read_text()
     child = pid_of(run, beside)
-    beside.close(0.0)
+    beside.close()
     assert beside.given_up
     assert beside.poll() == []
     assert not Path(f"/proc/{child}").exists()
@@ -722,7 +722,7 @@ def test_a_glm(tiny_run: dict[str, Any], tmp_path: Path) -> None:
     try:
         until(answered(run, request), beside)
     finally:
-        beside.close(0.0)
+        beside.close()
     found = result_of(run, request)
     assert found.status == "done", found.reason
     assert found.loss == inline.loss

@@ -1,4 +1,4 @@
-"""What one evaluation found: a table, and in words what the samples are enough for."""
+"""The findings of one evaluation: a table, and in words what the samples are enough for."""
 
 import json
 import math
@@ -41,8 +41,8 @@ def show(findings: "Findings", console: Console) -> None:
             "perplexity", f"{_perplexity(result.loss):.4g}", _between(ends, "{:.4g}".format), samples
         )
     for name, value in result.metrics.items():
-        asked = f"{len(findings.predictions):,} of {result.total:,}"
-        table.add_row(Text(name), metric(value), _between(result.intervals.get(name), metric), asked)
+        answered = f"{len(findings.predictions):,} of {result.total:,}"
+        table.add_row(Text(name), metric(value), _between(result.intervals.get(name), metric), answered)
     console.print(table)
     for line in _words(result):
         console.print(Text(line), soft_wrap=True, highlight=False)

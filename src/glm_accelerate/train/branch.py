@@ -26,7 +26,7 @@ class Branch:
     ranks: Ranks
     named: bool  # by the user: else what is beyond the step is damaged, or to be begun anew
     given_up: bool = False
-    then: Callable[[], object] = bool
+    after: Callable[[], None] | None = None  # it was given up
 
     def give_up(self) -> None:
         """Before anything of this start lies beyond its step. One that ends before has changed nothing."""
@@ -34,7 +34,8 @@ class Branch:
             return
         self.ranks.decide(self._move_aside)
         self.given_up = True
-        self.then()
+        if self.after is not None:
+            self.after()
 
     def _move_aside(self) -> None:
         try:
@@ -42,5 +43,5 @@ class Branch:
             retain.abandon_after(self.run, self.step)
             ledger.abandon_after(self.run, self.step, self.attempt)
         except OSError as error:
-            said = f"what is later than step {self.step} cannot be moved aside: {error.strerror}"
-            raise UserError(said, where=error.filename or self.run) from error
+            what = f"what is later than step {self.step} cannot be moved aside: {error.strerror}"
+            raise UserError(what, where=error.filename or self.run) from error

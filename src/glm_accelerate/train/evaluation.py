@@ -83,7 +83,7 @@ class Evaluation:
         """
         if not self.branch.named:
             self.branch.give_up()
-        self.branch.then = self._keep_best
+        self.branch.after = self._keep_best
         position = self.progress.position
         if self.decisions.resume(self.requests.exam_id, position):
             other = "data.dev, evaluate, a file of a metric, or the tokenizer is another"

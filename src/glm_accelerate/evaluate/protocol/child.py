@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from glm_accelerate.config.schema import EvaluateSection
-from glm_accelerate.evaluate.protocol.ledger import waiting, withdraw
+from glm_accelerate.evaluate.protocol.ledger import withdraw
 from glm_accelerate.evaluate.protocol.messages import FOLDER, Request, parse_stem
 from glm_accelerate.memory.monitor import NAMED, others_on
 from glm_accelerate.plan.run_plan import RunPlan
@@ -183,12 +183,8 @@ class EvaluatorProcess:
             self._threads = threads
             self._send(f"threads {threads}")
 
-    def close(self, limit: float) -> None:
-        """End it when no request waits any more, at the latest after `limit` seconds."""
-        ends = time.monotonic() + limit
-        while not self.given_up and time.monotonic() < ends and waiting(self._run):
-            self.poll()
-            time.sleep(PAUSE)
+    def close(self) -> None:
+        """End it; what it has claimed is free again."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

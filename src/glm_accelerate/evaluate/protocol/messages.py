@@ -205,7 +205,7 @@ def _finite(*values: object) -> bool:
 
 def parse_request(text: str, where: Path) -> Request:
     """A request's file. Its weights have to lie in the run."""
-    request = _parse(text, _request_schema(), where)
+    request = _parse(text, Request, where)
     for path in (request.weights, request.against_weights):
         if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
             raise UserError(f"asks for weights outside the run: {path!r}", where=where, cure="move it away")
@@ -214,14 +214,14 @@ def parse_request(text: str, where: Path) -> Request:
 
 def parse_result(text: str, where: Path) -> EvaluationResult:
     """A result's file, of any version so far."""
-    return _parse(text, _result_schema(), where)
+    return _parse(text, EvaluationResult, where)
 
 
-def _parse(text: str, schema: TypeAdapter[Message], where: Path) -> Message:
+def _parse(text: str, kind: type[Message], where: Path) -> Message:
     """Strict JSON, each field of its own type, under its own name. Fields of newer versions are ignored."""
     try:
         parse(text)
-        message = schema.validate_json(text, strict=True)
+        message: Message = _schema(kind).validate_json(text, strict=True)
     except ValueError as error:
         what = "; ".join(line.strip() for line in str(error).splitlines()[:3])
         raise UserError(f"not of an evaluation: {what}", where=where, cure="move it away") from error
@@ -231,10 +231,5 @@ def _parse(text: str, schema: TypeAdapter[Message], where: Path) -> Message:
 
 
 @cache  # it takes milliseconds to make
-def _request_schema() -> TypeAdapter[Request]:
-    return TypeAdapter(Request)
-
-
-@cache
-def _result_schema() -> TypeAdapter[EvaluationResult]:
-    return TypeAdapter(EvaluationResult)
+def _schema(kind: type[Request | EvaluationResult]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -181,7 +181,7 @@ class Requests:
     def close(self) -> None:
         """End the evaluator, whatever it is doing; what it has claimed is free again."""
         if self.evaluator is not None:
-            self.evaluator.close(0.0)
+            self.evaluator.close()
 
     def _is_idle(self, evaluator: EvaluatorProcess) -> bool:
         """Whether a request waits unclaimed while the evaluator works on none of them."""

@@ -139,19 +139,19 @@ def _intervals(frame: Frame, evaluated: Sequence[EvaluatedStep]) -> Iterable[str
 
 def _dot(frame: Frame, one: EvaluatedStep, first: bool) -> str:
     """Where it is; at the upper edge, if it lies beyond. The first one's loss is written there."""
-    x, said = (
+    x, title = (
         frame.x(one.step),
         f"<title>step {one.step:,}: {enclosed(one.loss, (one.low, one.high))}</title>",
     )
     if one.loss <= frame.highest:
         kind = "dot" if one.gain else "level"
-        return f'<circle class="{kind}" cx="{x:.1f}" cy="{frame.y(one.loss):.1f}" r="3.5">{said}</circle>'
+        return f'<circle class="{kind}" cx="{x:.1f}" cy="{frame.y(one.loss):.1f}" r="3.5">{title}</circle>'
     loss = f'<text class="over" x="{x + 10:.1f}" y="{TOP + 8}">{one.loss:.4g}</text>' if first else ""
-    return f'<path class="dot" d="M{x:.1f} {TOP - 2}l6 9h-12z">{said}</path>{loss}'
+    return f'<path class="dot" d="M{x:.1f} {TOP - 2}l6 9h-12z">{title}</path>{loss}'
 
 
 def _mark(x: float, y: float, kind: str) -> str:
-    """An evaluation that was asked for and found nothing: hollow if skipped, else a cross."""
+    """An evaluation without a loss: hollow if skipped, else a cross."""
     if kind in ("skipped", "no gain"):
         shape = "missed" if kind == "skipped" else "level"
         return f'<circle class="{shape}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
@@ -159,13 +159,13 @@ def _mark(x: float, y: float, kind: str) -> str:
 
 
 def _best(frame: Frame, one: EvaluatedStep | None, word: str) -> Iterable[str]:
-    """Ringed; below the picture, where no line runs, it is said which it is."""
+    """Ringed; its figures stand below the picture, where no line runs."""
     if one is None:
         return
     for x, y in ((frame.x(one.step), frame.y(one.loss)), (LEFT + 8, HEIGHT - 16)):
         yield f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7.5"/>'
-    said = f"{word}: step {one.step:,}, {enclosed(one.loss, (one.low, one.high))}"
-    yield f'<text class="praise" x="{LEFT + 22}" y="{HEIGHT - 12}">{said}</text>'
+    text = f"{word}: step {one.step:,}, {enclosed(one.loss, (one.low, one.high))}"
+    yield f'<text class="praise" x="{LEFT + 22}" y="{HEIGHT - 12}">{text}</text>'
 
 
 def _legend(marks: set[str], held: str) -> Iterable[str]:

@@ -183,7 +183,7 @@ def test_a_killed_worker_is_replaced(own):
         for number in range(40):
             grader.put(number, "a", "b")
             if number == 20:
-                (worker,) = grader._crew
+                (worker,) = grader._workers
                 os.kill(worker._process.pid, signal.SIGKILL)
         scores, failures = grader.scores(), grader.failures()
     assert failures == []
@@ -223,11 +223,11 @@ import os, signal, sys
 from glm_accelerate.evaluate.measuring.grade import Grader
 signal.signal(signal.SIGINT, lambda *_: None)
 with Grader(["{own}:process", "{own}:{hanging}"]) as grader:
-    (first,) = grader._crew
+    (first,) = grader._workers
     assert os.getpgid(first._process.pid) == os.getpgid(0)  # whoever ends all of us ends it, too
     os.killpg(0, signal.SIGINT)
     grader.put(0, "a", "b")
-    grader._go_on(30.0)
+    grader._work(30.0)
     os.killpg(0, signal.SIGINT)
     grader.put(1, "a", "b")
     (scorer,) = {{score["{own}:process"] for score in grader.scores().values()}}
