@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES
+from tests.warm import Place, Warm, start
 
 # Ignored under nohup and in the background of a script, and then by all that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -87,6 +88,20 @@ def random_weights(
     }
 
 
+WHOLE = ("distributed", "faults", "system")  # folders of whole runs and commands
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `process` what starts processes: by its folder, or the fixtures that it starts them with."""
+    for item in items:
+        starts = {"warm", "spawn"} & set(getattr(item, "fixturenames", ()))
+        if starts or item.path.relative_to(Path(__file__).parent).parts[0] in WHOLE:
+            item.add_marker("process")
+        if item.get_closest_marker("prove"):
+            item.add_marker("process")  # so that `not process` leaves it out
+
+
 @pytest.fixture
 def make_model(tmp_path: Path) -> Callable[..., Path]:
     """make_model(family, seed=0, dtype=torch.float32, **config changes) -> a model directory."""
@@ -121,6 +136,24 @@ def spawn() -> Generator[Callable[..., "subprocess.Popen[Any]"]]:
             return process
 
         yield do
+
+
+@pytest.fixture
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., Warm]]:
+    """warm(*words): `glm-accelerate words` in a process that starts warm, and is gone after the test."""
+    started: list[Warm] = []
+
+    def do(
+        *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, group: bool = False
+    ) -> Warm:
+        place = Place(tmp_path_factory.mktemp("warm"), cwd or Path.cwd(), dict(env or os.environ), group)
+        started.append(start(words, place))
+        return started[-1]
+
+    yield do
+    for command in started:
+        command.kill()
+        command.process.join()
 
 
 @pytest.fixture

@@ -444,6 +444,7 @@ while running:
 """
 
 
+@pytest.mark.process
 def test_every_module_can_be_imported_alone_and_changes_nothing(tmp_path: Path) -> None:
     names = [
         "glm_accelerate." + module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

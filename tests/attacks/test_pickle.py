@@ -78,6 +78,7 @@ def test_no_pickle_is_run(bomb, form, canary, tmp_path):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.process
 def test_the_whole_verb_refuses_in_one_line(source, canary, tmp_path):
     torch.save({"weight": Bomb(canary)}, source / "pytorch_model.bin")
     words = [sys.executable, "-m", "glm_accelerate.cli.main", "convert", str(source), str(tmp_path / "out")]

@@ -2,20 +2,19 @@
 
 import contextlib
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from glm_accelerate.cli.main import main
+from tests.warm import Warm
 
 Go = Callable[..., str]
 
 
 @pytest.fixture
-def go() -> Go:
+def go(warm: Callable[..., Warm]) -> Go:
     """go(config, run, ranks, *words): train, without a mistake. What was said on the way."""
 
     def do(config: Path, run: Path, ranks: int, *more: str) -> str:
@@ -25,8 +24,7 @@ def go() -> Go:
             with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
                 code, said = main(words), heard.getvalue()
         else:
-            line = [sys.executable, "-m", "glm_accelerate.cli.main", *words, "--nproc", str(ranks)]
-            done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+            done = warm(*words, "--nproc", str(ranks)).done()
             code, said = done.returncode, done.stdout + done.stderr
         assert code == 0, said
         return said

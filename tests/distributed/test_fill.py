@@ -50,4 +50,6 @@ def test_parts_are_what_the_whole_divides_into(
 ) -> None:
     changes = {"tie_word_embeddings": tied} if family == "glm4" else {}
     directory = make_model(family, **changes)
-    mp.spawn(compare, args=(directory, tmp_path / "meeting"), nprocs=RANKS)
+    mp.start_processes(
+        compare, args=(directory, tmp_path / "meeting"), nprocs=RANKS, start_method="forkserver"
+    )

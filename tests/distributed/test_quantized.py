@@ -77,7 +77,8 @@ def test_parts_are_what_the_whole_divides_into(
     family: str, make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Each rank reads and packs its own rows, and nothing else."""
-    mp.spawn(compare_all, args=(make_model(family), tmp_path / "meeting"), nprocs=RANKS)
+    args = make_model(family), tmp_path / "meeting"
+    mp.start_processes(compare_all, args=args, nprocs=RANKS, start_method="forkserver")
 
 
 @pytest.fixture

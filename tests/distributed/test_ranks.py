@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from glm_accelerate.checkpoint.find import latest, published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.heartbeat import signs
+from tests.warm import Warm
 
 Said = dict[str, Any]
 STEPS = 20
@@ -41,8 +43,7 @@ def config(tiny_run: Said, tmp_path: Path) -> Path:
 
 
 def command(config: Path, run: Path, ranks: int, *more: str) -> list[str]:
-    line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), "--run", str(run)]
-    return [*line, "--nproc", str(ranks), *more]
+    return ["train", str(config), "--run", str(run), "--nproc", str(ranks), *more]
 
 
 def figures(run: Path) -> list[tuple[float, float]]:
@@ -98,17 +99,17 @@ def test_the_weights_differ_by_what_adam_makes_of_rounding(
 
 
 def test_a_killed_rank_costs_no_more_than_an_interval(
-    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]], go: Callable[..., str]
+    config: Path, tmp_path: Path, warm: Callable[..., Warm], go: Callable[..., str]
 ) -> None:
     """Two ranks, dropout on, one killed: the job goes on by itself and ends bit-identical."""
     more = ["adapt.method=lora", "adapt.dropout=0.2", "parallel.shard=full", "train.steps=25"]
     go(config, tmp_path / "whole", 2, *more)
     run = tmp_path / "killed"
-    job = spawn(command(config, run, 2, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    job = warm(*command(config, run, 2, *more))
     while job.poll() is None and steps_done(run) < 12:
         time.sleep(0.01)
     os.kill(processes(job.pid)[1], signal.SIGKILL)
-    said = job.communicate(timeout=120)[0].decode()
+    said = "".join(job.communicate(timeout=120))
     assert job.returncode == 0, said
     assert len(re.findall(r"launcher: rank \d \(process \d+\) ended by SIGKILL", said)) == 1
     assert "this is a bug" not in said
@@ -124,14 +125,14 @@ def test_a_job_started_again_keeps_what_it_did(
     words: list[str],
     config: Path,
     tmp_path: Path,
-    spawn: Callable[..., subprocess.Popen[str]],
+    warm: Callable[..., Warm],
     go: Callable[..., str],
 ) -> None:
     """What the words say of the beginning was done by the first attempt: a crash does not do it again."""
     run = tmp_path / "run"
     go(config, run, 1)
     more = ["train.steps=100", "--accept-changes", *words]
-    job = spawn(command(config, run, 2, *more), stderr=subprocess.PIPE, text=True)
+    job = warm(*command(config, run, 2, *more))
     while job.poll() is None and not 30 <= saved(run) < 90:
         time.sleep(0.01)
     os.kill(processes(job.pid)[1], signal.SIGKILL)
@@ -156,17 +157,9 @@ def test_saved_at_three_and_gone_on_with_at_two_and_one(
         assert other == pytest.approx(one, rel=1e-5)
 
 
-def test_a_stopped_rank_is_named_in_seconds(
-    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_stopped_rank_is_named_in_seconds(config: Path, tmp_path: Path, warm: Callable[..., Warm]) -> None:
     run = tmp_path / "run"
-    job = spawn(
-        command(config, run, 2, "train.steps=100000"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert job.stderr is not None
+    job = warm(*command(config, run, 2, "train.steps=100000"))
     try:
         while steps_done(run) < 3:
             time.sleep(0.02)
@@ -174,7 +167,7 @@ def test_a_stopped_rank_is_named_in_seconds(
         process = processes(job.pid)[1]
         os.kill(process, signal.SIGSTOP)
         began = time.monotonic()
-        line = next(line for line in job.stderr if "is silent" in line)
+        line = job.read_until("is silent")
         assert f"rank 1, process {process}, is silent" in line
         assert "(it is stopped)" in line
         assert re.search(r"step \d+, (training|saving|evaluating)", line)
@@ -206,18 +199,17 @@ def test_signals_end_all_ranks_with_everything_saved(
     whole_group: bool,
     config: Path,
     tmp_path: Path,
-    spawn: Callable[..., subprocess.Popen[str]],
+    warm: Callable[..., Warm],
 ) -> None:
     run = tmp_path / "run"
-    line = command(config, run, 2, "train.steps=100000")
-    job = spawn(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    job = warm(*command(config, run, 2, "train.steps=100000"), group=True)
     while job.poll() is None and steps_done(run) < 3:
         time.sleep(0.02)
     if whole_group:
         os.killpg(job.pid, number)
     else:
         job.send_signal(number)
-    said, _ = job.communicate(timeout=120)
+    said = "".join(job.communicate(timeout=120))
     assert job.returncode == 75, said
     assert "run the same command again" in said
     assert published(run)[0].name == f"checkpoint-{steps_done(run)}"
@@ -225,12 +217,11 @@ def test_signals_end_all_ranks_with_everything_saved(
 
 @pytest.mark.parametrize("when", ["starting", "training"])
 def test_ranks_end_with_their_launcher(
-    when: str, config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+    when: str, config: Path, tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
     """Killed, it can tell nobody; ranks that stayed would hold their memory for ever."""
     run = tmp_path / "run"
-    line = command(config, run, 2, "train.steps=100000")
-    job = spawn(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    job = warm(*command(config, run, 2, "train.steps=100000"))
     while len(ranks := processes(job.pid)) < 2 or (when == "training" and steps_done(run) < 3):
         assert job.poll() is None
         time.sleep(0.02)
@@ -238,8 +229,7 @@ def test_ranks_end_with_their_launcher(
     job.wait()
     while any(alive(process) for process in ranks.values()):  # the suite's time limit is the test
         time.sleep(0.05)
-    assert job.stderr is not None
-    assert "this is a bug" not in job.stderr.read()
+    assert "this is a bug" not in job.err.read_text()
     assert when == "starting" or published(run)
 
 
@@ -248,8 +238,9 @@ def test_training_goes_on_when_nobody_reads_what_it_prints(
     ranks: int, config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = tmp_path / "run"
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    job = spawn(command(config, run, ranks, "train.steps=100000"), **pipe)
+    line = [sys.executable, "-m", "glm_accelerate.cli.main"]
+    line += command(config, run, ranks, "train.steps=100000")
+    job = spawn(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.stdout is not None
     while steps_done(run) < 3:
         assert job.poll() is None
@@ -267,11 +258,11 @@ def test_training_goes_on_when_nobody_reads_what_it_prints(
 
 
 def test_a_run_that_is_moved_while_it_trains_ends_by_name(
-    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+    config: Path, tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
     """Its checkpoints would be in one place, and its log in another."""
     run = tmp_path / "run"
-    job = spawn(command(config, run, 1, "train.steps=100000"), stderr=subprocess.PIPE, text=True)
+    job = warm(*command(config, run, 1, "train.steps=100000"))
     while saved(run) < 5:
         assert job.poll() is None
         time.sleep(0.02)
@@ -282,10 +273,11 @@ def test_a_run_that_is_moved_while_it_trains_ends_by_name(
     assert not (run / "events.jsonl").exists()
 
 
-def test_adafactor_needs_whole_weights(config: Path, tmp_path: Path, go: Callable[..., str]) -> None:
+def test_adafactor_needs_whole_weights(
+    config: Path, tmp_path: Path, warm: Callable[..., Warm], go: Callable[..., str]
+) -> None:
     run, more = tmp_path / "run", ["optim.name=adafactor", "adapt.method=lora"]
-    line = command(config, run, 2, *more, "parallel.shard=full")
-    refused = subprocess.run(line, capture_output=True, text=True, timeout=240)
+    refused = warm(*command(config, run, 2, *more, "parallel.shard=full")).done()
     assert refused.returncode == 2
     assert "optim.name=adafactor cannot go with parallel.shard" in refused.stderr
     go(config, run, 2, *more, "train.steps=5", "parallel.shard=off", "optim.schedule=constant")
@@ -293,29 +285,16 @@ def test_adafactor_needs_whole_weights(config: Path, tmp_path: Path, go: Callabl
     assert len(figures(run)) == STEPS
 
 
-def test_a_mistake_is_said_once(config: Path, tmp_path: Path) -> None:
-    answer = subprocess.run(
-        command(config, tmp_path / "run", 2, f"data.train={tmp_path}/nowhere.jsonl"),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_a_mistake_is_said_once(config: Path, tmp_path: Path, warm: Callable[..., Warm]) -> None:
+    answer = warm(*command(config, tmp_path / "run", 2, f"data.train={tmp_path}/nowhere.jsonl")).done()
     assert answer.returncode == 2
     assert len(re.findall("nowhere.jsonl", answer.stderr.replace("\n", ""))) == 1
 
 
-def test_a_job_that_gets_nowhere_is_given_up(
-    config: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_job_that_gets_nowhere_is_given_up(config: Path, tmp_path: Path, warm: Callable[..., Warm]) -> None:
     """A rank that dies each time before the first checkpoint: three attempts, then the launcher says so."""
     more = ["train.steps=100000", "checkpoint.every=50000"]
-    job = spawn(
-        command(config, tmp_path / "run", 2, *more),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = warm(*command(config, tmp_path / "run", 2, *more))
     killed: set[int] = set()
     while job.poll() is None:
         process = processes(job.pid).get(1)
@@ -352,14 +331,8 @@ def alive(process: int) -> bool:
 
 def processes(launcher: int) -> dict[int, int]:
     """The process of each rank, as its signs of life have it."""
-    found: dict[int, int] = {}
-    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
-        for child in children.read_text().split():
-            try:
-                values = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            except OSError:  # ended while we looked
-                continue
-            folder = [v.partition(b"=")[2] for v in values if v.startswith(b"GLM_ACCELERATE_SIGNS=")]
-            for sign in signs(Path(os.fsdecode(folder[0]))) if folder else ():
-                found[sign.rank] = sign.process
-    return found
+    listed = Path(f"/proc/{launcher}/task").glob("*/children")
+    children = {int(child) for file in listed for child in file.read_text().split()}
+    folders = Path(tempfile.gettempdir()).glob("glm-accelerate-*")
+    there = [sign for folder in folders for sign in signs(folder)]
+    return {sign.rank: sign.process for sign in there if sign.process in children}

@@ -35,7 +35,7 @@ def together(request: pytest.FixtureRequest, tmp_path: Path) -> Together:
             port = store.port
         else:
             store, port = FileStore(str(tmp_path / "store"), -1), 0
-        mp.spawn(act, args=(what, count, port, tmp_path), nprocs=count)
+        mp.start_processes(act, args=(what, count, port, tmp_path), nprocs=count, start_method="forkserver")
         return [key for key in store.list_keys() if key.startswith("start-0")]
 
     return run

@@ -60,6 +60,7 @@ def test_the_architecture_fits_on_two_pages_and_its_glossary_in_thirty_words() -
     assert 10 <= len(words) <= 30
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("verb", sorted(verbs()))
 def test_every_verb_explains_itself(verb: str) -> None:
     command = [sys.executable, "-m", "glm_accelerate.cli.main", verb, "--help"]

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.train.build import Built
 from glm_accelerate.train.run import Result, train
+from tests.warm import Warm
 
 CANARY = "hf_CANARY0123456789"  # a secret in the surroundings: no file of a run may hold it
 WORDS = {"red": "rot", "green": "gruen", "blue": "blau"}
@@ -50,21 +50,11 @@ class Trainer:
 
     def train(self, run: Path, *words: str) -> Said:
         """The command, in this process."""
-        return command("train", str(self.config), "--run", str(run), *words)
+        return command(*self.words(run, *words))
 
-    @contextlib.contextmanager
-    def start(
-        self, run: Path, *words: str, under: tuple[str, ...] = ()
-    ) -> "Generator[subprocess.Popen[str]]":
-        """The command, in a process of its own that is gone afterwards."""
-        line = [*under, sys.executable, "-m", "glm_accelerate.cli.main", "train", str(self.config)]
-        pipe = subprocess.PIPE
-        line += ["--run", str(run), *words]
-        with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+    def words(self, run: Path, *more: str) -> list[str]:
+        """Of the command."""
+        return ["train", str(self.config), "--run", str(run), *more]
 
     def watched(
         self, run: Path, watch: "Callable[[Event], None]", patient: Collection[int] = (), *words: str
@@ -219,10 +209,10 @@ def writers(trainer: int | None = None) -> list[int]:
 
 
 @pytest.fixture
-def stopped_writer() -> Callable[["subprocess.Popen[str]", Path], int]:
+def stopped_writer() -> Callable[[Warm, Path], int]:
     """stopped_writer(process, run): wait for the first step of a trainer and stop its writer."""
 
-    def stop(process: "subprocess.Popen[str]", run: Path) -> int:
+    def stop(process: Warm, run: Path) -> int:
         log = run / "events.jsonl"
         while not (log.exists() and len(re.findall(rb'"kind": "step"', log.read_bytes())) >= 2):
             assert process.poll() is None, process.communicate()

@@ -153,21 +153,21 @@ def test_a8_an_error_while_a_save_is_under_way(error, trainer, holds, writer, tm
 @procfs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a9_a_second_signal_while_the_last_save_is_written(
-    number: signal.Signals, trainer, holds, stopped_writer, tmp_path: Path
+    number: signal.Signals, trainer, holds, stopped_writer, warm, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     words = ["train.steps=100000", "checkpoint.every=50000", "checkpoint.wait=false"]
-    with trainer.start(run, *words) as process:
-        writer = stopped_writer(process, run)
-        process.send_signal(number)
-        while not told(writer):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
-        time.sleep(0.05)
-        process.send_signal(number)
-        time.sleep(0.2)
-        os.kill(writer, signal.SIGCONT)
-        said, errors = process.communicate(timeout=120)
+    process = warm(*trainer.words(run, *words))
+    writer = stopped_writer(process, run)
+    process.send_signal(number)
+    while not told(writer):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    time.sleep(0.05)
+    process.send_signal(number)
+    time.sleep(0.2)
+    os.kill(writer, signal.SIGCONT)
+    said, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors
     assert "run the same command again" in said + errors
     steps = re.findall(r'"kind": "step", "attempt": 1, "step": (\d+)', (run / "events.jsonl").read_text())

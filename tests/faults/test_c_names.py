@@ -37,13 +37,13 @@ def test_c4_an_explicit_path_where_nothing_may_be_listed(trainer, holds, run: Pa
         listed = subprocess.run([*ORDINARY, "ls", str(folder)], capture_output=True, check=False)
         if listed.returncode == 0:
             pytest.skip("this user may list everything")
-        words = ["--resume", str(folder / "checkpoint-12")]
-        with trainer.start(tmp_path / "new", *words, under=ORDINARY) as process:
-            said = process.communicate(timeout=120)
+        line = [*ORDINARY, sys.executable, "-m", "glm_accelerate.cli.main"]
+        line += trainer.words(tmp_path / "new", "--resume", str(folder / "checkpoint-12"))
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     finally:
         folder.chmod(0o700)
-    assert process.returncode == 0, said
-    assert "going on after step 12" in said[0]
+    assert done.returncode == 0, done.stderr
+    assert "going on after step 12" in done.stdout
     assert list(compare(holds(tmp_path / "new"), folder / "checkpoint-14")) == []
 
 
@@ -116,13 +116,13 @@ def test_c9_a_second_trainer_is_told_who_is_there(trainer, holds, refused, run: 
     holds(run)
 
 
-def test_c9_all_ranks_of_a_second_trainer_end(trainer, run: Path) -> None:
+def test_c9_all_ranks_of_a_second_trainer_end(trainer, warm, run: Path) -> None:
     """The first rank finds the lock held; the others hear of it, and it is said once."""
-    with only_trainer(run), trainer.start(run, "--nproc", "2") as second:
-        _, errors = second.communicate(timeout=120)
-    assert second.returncode == 2, errors
-    assert errors.count("is training here") == 1
-    assert f"process {os.getpid()} on {socket.gethostname()}, since " in errors
+    with only_trainer(run):
+        second = warm(*trainer.words(run, "--nproc", "2")).done()
+    assert second.returncode == 2, second.stderr
+    assert second.stderr.count("is training here") == 1
+    assert f"process {os.getpid()} on {socket.gethostname()}, since " in second.stderr
 
 
 def test_c10_a_lock_of_another_host_that_is_gone(trainer, holds, run: Path) -> None:

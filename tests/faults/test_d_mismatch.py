@@ -24,19 +24,23 @@ def table(said: str) -> set[str]:
     return {line.split()[0] for line in said.splitlines() if line.strip()} - {"what"}
 
 
+ONE_OF_EACH = [
+    ("optim.learning_rate=0.5", "schedule"),
+    ("data.batching=pad", "order"),
+    ("optim.clip=0.5", "updates"),
+    ("adapt.dropout=0.3", "dropout"),
+    ("precision.compute=float32", "precision"),
+]
+MORE = [
+    ("optim.schedule=constant", "schedule"),
+    ("train.steps=20", "schedule"),
+    ("train.step_samples=2", "order"),
+    ("train.seed=9", "order"),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "subject"),
-    [
-        ("optim.learning_rate=0.5", "schedule"),
-        ("optim.schedule=constant", "schedule"),
-        ("train.steps=20", "schedule"),
-        ("train.step_samples=2", "order"),
-        ("train.seed=9", "order"),
-        ("data.batching=pad", "order"),
-        ("optim.clip=0.5", "updates"),
-        ("adapt.dropout=0.3", "dropout"),
-        ("precision.compute=float32", "precision"),
-    ],
+    ("change", "subject"), [*ONE_OF_EACH, *(pytest.param(*one, marks=pytest.mark.prove) for one in MORE)]
 )
 def test_d3_d7_d8_what_has_to_be_accepted_by_name(
     change: str, subject: str, trainer, holds, refused, warned, run: Path
@@ -54,6 +58,11 @@ def test_d3_d7_d8_what_has_to_be_accepted_by_name(
     assert "no longer bit-identical" in warned(run)
     assert "going on after step 9" in again_said
     holds(run)
+
+
+@pytest.mark.parametrize(("change", "subject"), MORE)
+def test_d3_d8_what_else_belongs_to_a_subject(change: str, subject: str, trainer, refused, run: Path) -> None:
+    refused(trainer.train(run, *BACK, change), change.partition("=")[0], f"--accept {subject}")
 
 
 @pytest.mark.parametrize(

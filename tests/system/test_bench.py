@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import yaml
 from glm_accelerate.bench.compare import Side, compare, compare_report
 from glm_accelerate.bench.report import markdown
 from glm_accelerate.config.load import load_config
+from tests.warm import Warm
 
 VERB = [sys.executable, "-m", "glm_accelerate.cli.main", "bench"]
 
@@ -27,17 +27,10 @@ def config(tiny_run: dict[str, Any], tmp_path: Path) -> Path:
     return path
 
 
-def bench(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
-    """In an empty directory, with its temporary files where they can be counted."""
-    return subprocess.run(
-        [*VERB, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=place,
-        env=surroundings(place),
-    )
+@pytest.fixture
+def bench(place: Path, warm: Callable[..., Warm]) -> Callable[..., Warm]:
+    """bench(*words): in an empty directory, with its temporary files where they can be counted."""
+    return lambda *words, **how: warm("bench", *words, cwd=place, env=surroundings(place), **how)
 
 
 def surroundings(place: Path) -> dict[str, str]:
@@ -53,9 +46,9 @@ def place(tmp_path: Path) -> Path:
     return made
 
 
-def test_steps_are_measured_shown_and_written(config: Path, place: Path) -> None:
+def test_steps_are_measured_shown_and_written(config: Path, place: Path, bench: Callable[..., Warm]) -> None:
     words = ["step", str(config), "optim.clip=0.5", "--steps", "3", "--warmup", "1"]
-    done = bench([*words, "--out", str(place / "out")], place)
+    done = bench(*words, "--out", str(place / "out")).done()
     assert done.returncode == 0, done.stderr
     assert "Training steps of tiny" in done.stdout
     assert "matrix products" in done.stdout
@@ -102,9 +95,8 @@ def test_a_comparison_measures_what_the_verb_measures(
         (["step"], "a config is needed"),
     ],
 )
-def test_a_mistake_is_one_line(config: Path, place: Path, words: list[str], said: str) -> None:
-    given = [str(config) if word == "CONFIG" else word for word in words]
-    done = bench(given, place)
+def test_a_mistake_is_one_line(config: Path, bench: Callable[..., Warm], words: list[str], said: str) -> None:
+    done = bench(*(str(config) if word == "CONFIG" else word for word in words)).done()
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
@@ -113,9 +105,9 @@ def test_a_mistake_is_one_line(config: Path, place: Path, words: list[str], said
     assert "Traceback" not in done.stderr
 
 
-def test_a_child_that_cannot_be_measured_has_said_why(config: Path, place: Path) -> None:
+def test_a_child_that_cannot_be_measured_has_said_why(config: Path, bench: Callable[..., Warm]) -> None:
     words = ["step", str(config), "--compare", "data.train=gone.jsonl"]
-    done = bench([*words, "--steps", "1", "--warmup", "1"], place)
+    done = bench(*words, "--steps", "1", "--warmup", "1").done()
     assert done.returncode == 2
     assert done.stderr.count("error:") == 1
     assert "gone.jsonl" in done.stderr
@@ -125,28 +117,15 @@ def test_a_child_that_cannot_be_measured_has_said_why(config: Path, place: Path)
     "words", [["step"], ["step", "--compare", "adapt.method=full"], ["checkpoint"]], ids=str
 )
 def test_ctrl_c_leaves_nothing_behind(
-    config: Path, place: Path, words: list[str], spawn: Callable[..., subprocess.Popen[str]]
+    config: Path, place: Path, words: list[str], bench: Callable[..., Warm]
 ) -> None:
-    command = [*VERB, words[0], str(config), *words[1:], "--steps", "1000000", "--rounds", "1000000"]
-    running = spawn(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=place,
-        env=surroundings(place),
-        start_new_session=True,  # a terminal's Ctrl-C reaches all of its processes
-    )
-    assert running.stderr is not None
-    heard = ""
-    while "measuring" not in heard and "saving" not in heard:
-        line = running.stderr.readline()
-        assert line, heard
-        heard += line
+    more = [str(config), *words[1:], "--steps", "1000000", "--rounds", "1000000"]
+    running = bench(words[0], *more, group=True)  # a terminal's Ctrl-C reaches all of its processes
+    running.read_until("saving" if words == ["checkpoint"] else "measuring")
     time.sleep(0.2)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=120)
-    assert running.returncode == 75, heard + err
+    assert running.returncode == 75, err
     assert out == ""
     assert "Traceback" not in err
     assert "stopped" in err

@@ -42,9 +42,8 @@ def shown(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else chr(0x2400 + ord(c)) for c in text)
 
 
-def test_one_question(model_dir):
-    words = [*VERB, "chat", str(model_dir), "--ask", "hello", "--max-new-tokens", "12"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def test_one_question(model_dir, warm):
+    done = warm("chat", str(model_dir), "--ask", "hello", "--max-new-tokens", "12").done()
     assert done.returncode == 0, done.stderr
     assert done.stdout == shown(answer_of(model_dir, "hello", 12)) + "\n"
 
@@ -84,18 +83,13 @@ def test_a_conversation_in_which_an_answer_is_broken_off(model_dir, spawn):
     assert not complaints
 
 
-def test_a_table_of_what_was_measured(model_dir, tmp_path):
+def test_a_table_of_what_was_measured(model_dir, tmp_path, warm):
     data = tmp_path / "dev.jsonl"
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]
     good = [turns[0], {"role": "assistant", "content": shown(answer_of(model_dir, "hello", 6))}]
     data.write_text("".join(json.dumps({"messages": case}) + "\n" for case in (turns, good)))
-    words = [*VERB, "evaluate", str(model_dir), "--data", str(data), "--metrics", "loss", "exact_match"]
-    done = subprocess.run(
-        [*words, "--max-new-tokens", "6", "--predictions", str(tmp_path / "said.jsonl")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["evaluate", str(model_dir), "--data", str(data), "--metrics", "loss", "exact_match"]
+    done = warm(*words, "--max-new-tokens", "6", "--predictions", str(tmp_path / "said.jsonl")).done()
     assert done.returncode == 0, done.stderr
     assert "2 of 2" in done.stdout
     assert "exact_match" in done.stdout

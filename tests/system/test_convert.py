@@ -1,23 +1,12 @@
 """`convert` as a person runs it, then a chat with what it wrote."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file
 
 from glm_accelerate.demo.tiny import build_tokenizer
 
 
-def verb(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "glm_accelerate.cli.main", *map(str, words)],
-        capture_output=True, text=True, check=False, cwd=cwd, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
-def test_old_weights_become_a_model_that_answers(make_model, tmp_path):
+def test_old_weights_become_a_model_that_answers(make_model, tmp_path, warm):
     tokenizer = build_tokenizer(["hello"])
     source = make_model("chatglm", padded_vocab_size=tokenizer.get_vocab_size())
     tokenizer.save(str(source / "tokenizer.json"))
@@ -29,11 +18,11 @@ def test_old_weights_become_a_model_that_answers(make_model, tmp_path):
         part = {name: weights[name] for name in names[number - 1 :: 2]}
         torch.save(part, source / f"pytorch_model-0000{number}-of-00002.bin")
 
-    refused = verb("chat", source, "--ask", "hello", cwd=tmp_path)
+    refused = warm("chat", str(source), "--ask", "hello", cwd=tmp_path).done()
     assert refused.returncode == 2
     assert f"glm-accelerate convert {source} OUT" in refused.stderr
 
-    done = verb("convert", source, "out", cwd=tmp_path)
+    done = warm("convert", str(source), "out", cwd=tmp_path).done()
     assert done.returncode == 0, done.stderr
     assert f"{len(weights)} tensors in out" in done.stdout
     written: dict[str, torch.Tensor] = {}
@@ -41,6 +30,6 @@ def test_old_weights_become_a_model_that_answers(make_model, tmp_path):
         written |= load_file(path)
     assert written.keys() == weights.keys()
     assert all(torch.equal(written[name], weights[name]) for name in weights)
-    again = verb("convert", source, "out", cwd=tmp_path)
+    again = warm("convert", str(source), "out", cwd=tmp_path).done()
     assert again.returncode == 2
     assert "exists already" in again.stderr

@@ -5,7 +5,7 @@ verify` answers with 2 and names that file alone. Checkpoints of 1 and 2 ranks, 
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import yaml
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import DIGEST, MANIFEST, STATE, read_manifest
 from glm_accelerate.cli.main import main
+from tests.warm import Warm
 
 Said = dict[str, Any]
 CODECS = ("none", "zstd")
@@ -48,7 +49,7 @@ def damages(checkpoints: Sequence[Path], times: int) -> Iterator[Damage]:
         yield Damage(file, draw.randrange(file.stat().st_size), draw.randrange(8) if flip else None)
 
 
-def make(said: Said, folder: Path, ranks: int) -> list[Path]:
+def make(said: Said, folder: Path, ranks: int, warm: Callable[..., Warm]) -> list[Path]:
     """A run of two steps with each codec; its last checkpoint."""
     made = []
     for codec in CODECS:
@@ -56,8 +57,8 @@ def make(said: Said, folder: Path, ranks: int) -> list[Path]:
         said["parallel"] = {"shard": "full"}  # so that each rank has files of its own
         (folder / "damage.yaml").write_text(yaml.safe_dump(said))
         run = folder / f"{ranks}-{codec}"
-        line = [*COMMAND, "train", str(folder / "damage.yaml"), "--run", str(run), "--nproc", str(ranks)]
-        answer = subprocess.run([*line, "train.steps=2"], check=False, capture_output=True, text=True)
+        line = ["train", str(folder / "damage.yaml"), "--run", str(run), "--nproc", str(ranks)]
+        answer = warm(*line, "train.steps=2").done()
         assert answer.returncode == 0, answer.stderr
         path = published(run)[0]
         manifest = read_manifest(path)
@@ -104,16 +105,18 @@ def find_by_command(checkpoints: Sequence[Path], times: int) -> None:
 
 
 def test_damage_is_found_and_named(
-    tiny_run: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str], warm: Callable[..., Warm]
 ) -> None:
-    checkpoints = make(tiny_run, tmp_path, 1)
+    checkpoints = make(tiny_run, tmp_path, 1, warm)
     find_all(checkpoints, 100, capsys)
     find_by_command(checkpoints, 1)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
-def test_every_one_of_1000(tiny_run: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoints = [*make(tiny_run, tmp_path, 1), *make(tiny_run, tmp_path, 2)]
+def test_every_one_of_1000(
+    tiny_run: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str], warm: Callable[..., Warm]
+) -> None:
+    checkpoints = [*make(tiny_run, tmp_path, 1, warm), *make(tiny_run, tmp_path, 2, warm)]
     find_all(checkpoints, 1000, capsys)
     find_by_command(checkpoints, 10)

@@ -1,21 +1,18 @@
 """The demo as a person runs it, only shorter: all that it promises is there, nothing overwritten."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 from glm_accelerate.observe.events import read_events
+from tests.warm import Warm
 
 
-def demo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glm_accelerate.cli.main", "demo", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_a_short_demo_is_interrupted_goes_on_and_says_that_it_learnt_too_little(tmp_path: Path) -> None:
-    done = demo("--steps", "4", cwd=tmp_path)
+def test_a_short_demo_is_interrupted_goes_on_and_says_that_it_learnt_too_little(
+    tmp_path: Path, warm: Callable[..., Warm]
+) -> None:
+    done = warm("demo", "--steps", "4", cwd=tmp_path).done()
     assert done.returncode == 1, done.stderr
     assert "Not solved" in done.stdout
     assert "Interrupted on purpose" in done.stdout
@@ -34,12 +31,14 @@ def test_a_short_demo_is_interrupted_goes_on_and_says_that_it_learnt_too_little(
     ElementTree.fromstring((run / "loss.svg").read_text(encoding="utf-8"))
 
     # A second one takes the next name; one that is told to use a full directory refuses.
-    refused = demo("--run", "runs/demo", cwd=tmp_path)
+    refused = warm("demo", "--run", "runs/demo", cwd=tmp_path).done()
     assert refused.returncode == 2
     assert "there is something already" in refused.stderr
 
 
-def test_fewer_than_two_steps_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    refused = demo("--steps", "1", cwd=tmp_path)
+def test_fewer_than_two_steps_are_refused_before_anything_is_written(
+    tmp_path: Path, warm: Callable[..., Warm]
+) -> None:
+    refused = warm("demo", "--steps", "1", cwd=tmp_path).done()
     assert refused.returncode == 2
     assert not (tmp_path / "runs").exists()

@@ -16,8 +16,7 @@ import yaml
 from glm_accelerate.cli.main import main
 from glm_accelerate.evaluate.protocol.ledger import post, results
 from glm_accelerate.evaluate.protocol.messages import Request
-
-VERB = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate"]
+from tests.warm import Warm
 
 
 def trained(said: dict[str, Any], directory: Path, **evaluate: Any) -> Path:
@@ -179,14 +178,12 @@ def test_what_the_user_can_mend_is_one_line(
 
 
 def test_a_run_is_followed_by_hand_and_reported_on(
-    tiny_run: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny_run: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], warm: Callable[..., Warm]
 ) -> None:
     """Training asks and ends; whoever follows afterwards answers; the page has all of it."""
     metrics = ["loss", "exact_match"]
     run = trained(tiny_run, tmp_path, where="external", patience=0, keep="all", metrics=metrics)
-    done = subprocess.run(
-        [*VERB, str(run), "--follow"], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = warm("evaluate", str(run), "--follow").done()
     assert done.returncode == 0, done.stderr  # the run is finished: so is following it
     assert not done.stdout
     assert "step 14: evaluating" in done.stderr
@@ -204,22 +201,17 @@ def test_a_run_is_followed_by_hand_and_reported_on(
 
 
 def test_an_interrupted_follower_leaves_the_rest_to_others(
-    tiny_run: dict[str, Any], tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+    tiny_run: dict[str, Any], tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
     run = trained(tiny_run, tmp_path, where="external", patience=0)
     with (run / "events.jsonl").open("a") as log:
         log.write('{"time": 0.0, "kind": "start", "attempt": 2, "step": 14}\n')
-    follower = spawn([*VERB, str(run), "--follow"], stderr=subprocess.PIPE, text=True)
-    assert follower.stderr is not None
-    seen = ""
-    while "step 14: loss" not in seen:
-        line = follower.stderr.readline()
-        assert line, seen
-        seen += line
+    follower = warm("evaluate", str(run), "--follow")
+    follower.read_until("step 14: loss")
     follower.send_signal(signal.SIGINT)  # it waits for more, as the run goes on
-    rest = follower.communicate(timeout=120)[1]
-    assert follower.returncode == 75, seen + rest
-    assert "Traceback" not in seen + rest
+    said = follower.communicate(timeout=120)[1]
+    assert follower.returncode == 75, said
+    assert "Traceback" not in said
     exam_id = results(run)[0].exam_id
     post(run, Request(14, exam_id, 2, "checkpoints/checkpoint-14"))
     assert main(["evaluate", str(run), "--follow", "--once"]) == 0

@@ -25,6 +25,7 @@ from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.train.run import FRESH, Result, train
 from glm_accelerate.train.settle import Start
+from tests.warm import Warm
 
 Said = dict[str, Any]
 
@@ -286,7 +287,7 @@ def test_the_last_evaluation_is_not_left_out(tiny_run: Said, tmp_path: Path) -> 
 
 
 def test_a_signal_ends_the_wait_for_late_evaluations(
-    tiny_run: Said, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+    tiny_run: Said, tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
     """Nobody follows, the decision waits for ten minutes at least: SIGTERM is heard at once, all is saved."""
     run = tmp_path / "run"
@@ -295,8 +296,7 @@ def test_a_signal_ends_the_wait_for_late_evaluations(
         "evaluate": {**EVERY, "every": 2, "where": "external", "stop_after": 1, "lag": 2},
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(said))
-    words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(tmp_path / "c.yaml")]
-    process = spawn([*words, "--run", str(run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = warm("train", str(tmp_path / "c.yaml"), "--run", str(run))
     ends = time.monotonic() + 60
     while not (run / "events.jsonl").is_file() or len(told(run, "step")) < 2:
         assert time.monotonic() < ends

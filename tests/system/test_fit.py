@@ -3,7 +3,7 @@
 import json
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from glm_accelerate.demo.tiny import Size, write_tiny
+from tests.warm import Warm
 
+Run = Callable[[list[str], Path], subprocess.CompletedProcess[str]]
 NINE = {
     "hidden_size": 4096,
     "num_hidden_layers": 40,
@@ -24,21 +26,11 @@ NINE = {
 WIDTH = 100
 
 
-def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "glm_accelerate.cli.main", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "COLUMNS": str(WIDTH),
-            "GLM_ACCELERATE_OFFLINE": "1",
-            "PYTHONUTF8": "1",
-        },
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def run(warm: Callable[..., Warm]) -> Run:
+    """run(words, folder)"""
+    there = {"PATH": "/usr/bin:/bin", "COLUMNS": str(WIDTH), "GLM_ACCELERATE_OFFLINE": "1"}
+    return lambda words, folder: warm(*words, cwd=folder, env=there).done()
 
 
 @pytest.fixture
@@ -58,7 +50,7 @@ def newcomer(tiny_run: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_printed_advice_alone_makes_it_fit(newcomer: Path) -> None:
+def test_the_printed_advice_alone_makes_it_fit(newcomer: Path, run: Run) -> None:
     words = ["plan", "我的.yaml", "--gpu", "RTX 3060 12GB"]
     followed = 0
     while True:
@@ -84,14 +76,14 @@ def test_the_printed_advice_alone_makes_it_fit(newcomer: Path) -> None:
     }
 
 
-def test_a_card_that_nobody_knows_is_refused_by_name(newcomer: Path) -> None:
+def test_a_card_that_nobody_knows_is_refused_by_name(newcomer: Path, run: Run) -> None:
     done = run(["plan", "我的.yaml", "--gpu", "RTX 4900"], newcomer)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no device called `RTX 4900` is known (did you mean `RTX 4090`?" in done.stderr
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_begins_and_its_cure_trains(
-    tiny_run: dict[str, Any], tmp_path: Path
+    tiny_run: dict[str, Any], tmp_path: Path, run: Run
 ) -> None:
     words = ["red", "green", "blue", "white", "black", "sky"]
     size = Size(hidden=128, layers=6, heads=4, kv_heads=2, head_dim=32, ffn=512)

@@ -102,6 +102,7 @@ def environment(counter: Path) -> dict[str, str]:
 
 
 @COMPILES
+@pytest.mark.bench
 def test_the_counter_counts_what_lives(tmp_path: Path) -> None:
     counter = live.build_counter(tmp_path)
     command = [sys.executable, "-c", COUNTING]
@@ -152,6 +153,8 @@ def test_nothing_grows_after_the_first_step(tiny_run: Said, tmp_path: Path) -> N
 
 
 @COMPILES
+@pytest.mark.bench
+@pytest.mark.prove
 def test_the_benchmark_weighs_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tiny", "--steps", "6", "--batch", "2", "--max-tokens", "128", "--threads", "1"]
     flat.main([*words, "--out", str(tmp_path)])

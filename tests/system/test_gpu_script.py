@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.bench
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ["lora-4096", "lora-6000", "lora-1024", "qlora", "full", "lora-all", "fp8"]
 SAME = ("tokens", "targets", "trained")  # on both sides
@@ -133,6 +134,7 @@ def test_memory_is_foretold_and_counted(tmp_path: Path) -> None:
     assert "## Memory of a step" in page.read_text()
 
 
+@pytest.mark.prove
 def test_a_part_that_fails_is_written_down_and_the_others_still_run(tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     hidden.mkdir()

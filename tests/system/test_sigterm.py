@@ -61,7 +61,7 @@ class Job:
 
     def trainers(self) -> list[int]:
         """The processes that train: itself, or those that it launched."""
-        return [self.process] if self.ranks == 1 else list(children(self.process, "spawn_main"))
+        return [self.process] if self.ranks == 1 else list(children(self.process))
 
     def workers(self) -> list[int]:
         """Those that prepare data."""
@@ -75,7 +75,7 @@ class Job:
         return bool(events) and events[-1]["kind"] == "step" and events[-1]["step"] % EVALUATE == 0
 
 
-def children(process: int, words: str) -> Iterator[int]:
+def children(process: int, words: str = "") -> Iterator[int]:
     """Those whose command line has these words."""
     for listed in Path(f"/proc/{process}/task").glob("*/children"):
         for child in reading(listed).split():

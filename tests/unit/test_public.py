@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import glm_accelerate as ga
 from glm_accelerate import WHERE
 
@@ -22,6 +24,7 @@ def test_train_is_called_by_its_public_name(tiny_run: dict[str, Any], tmp_path: 
     assert result.step == 2
 
 
+@pytest.mark.process
 def test_importing_loads_nothing_heavy() -> None:
     code = (
         "import sys, glm_accelerate; print([m for m in ('torch', 'pydantic', 'numpy') if m in sys.modules])"

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from glm_accelerate.checkpoint.find import published
@@ -15,6 +16,8 @@ from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import ExitCode, UserError
+
+LOADED = ("glm_accelerate.train.run", "torch._dynamo", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,13 @@ def start_ranks(task: RankTask, ranks: int, run: Path) -> int:
         newest = next(iter(published(run)), None)
         return 0 if newest is None else step_of(newest.name) or 0
 
-    return launch(one_rank, task, ranks, saved, ExitCode.USERS_INPUT)
+    return launch(one_rank, task, ranks, saved, ExitCode.USERS_INPUT, load)
+
+
+def load() -> None:
+    """What a rank would spend most of its first seconds on."""
+    for name in LOADED:
+        import_module(name)
 
 
 def one_rank(task: RankTask) -> int:

@@ -78,7 +78,7 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
 def orphaned() -> bool:
     """Whether the launcher that started this process is gone."""
     launcher = multiprocessing.parent_process()
-    return launcher is not None and not launcher.is_alive()
+    return launcher is not None and os.getppid() != launcher.pid
 
 
 @dataclass(frozen=True, slots=True)

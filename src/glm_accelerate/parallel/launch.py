@@ -11,13 +11,14 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -30,13 +31,22 @@ from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE, stop_signals
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2
 GRACE = 30.0  # seconds for the others to end once a rank has failed
+GPUS = ("nvidiactl", "kfd", "dxg", "dri")  # in /dev: a module may wake its driver, which survives no fork
 
 Entry = Callable[[Any], int]  # a module's own function, and plain data for it: both travel to the processes
 
 
-def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int], final: int) -> int:
+def launch(
+    entry: Entry,
+    task: object,
+    ranks: int,
+    progress: Callable[[], int],
+    final: int,
+    load: Callable[[], None] = lambda: None,
+) -> int:
     """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved;
-    `final`: the exit code of a rank that has said what is wrong, so that starting again is of no use.
+    `final`: the exit code of a rank that has said what is wrong, so that starting again is of no use;
+    `load` imports what every rank needs, once and in this process, if they can be forked from it.
     """
     env.share_cores(ranks)
     env.one_range()
@@ -47,6 +57,8 @@ def launch(entry: Entry, task: object, ranks: int, progress: Callable[[], int], 
         job = _Job(Path(folder), entry, task, ranks, final)
         before = {number: signal.signal(number, job.stop) for number in stop_signals()}
         try:
+            if _can_fork():
+                load()
             return _until_it_answers(job, progress)
         finally:
             for number, handler in before.items():
@@ -79,7 +91,7 @@ class _Job:
     task: object
     ranks: int
     final: int
-    processes: list[SpawnProcess] = field(default_factory=list[SpawnProcess])  # by rank
+    processes: list[BaseProcess] = field(default_factory=list[BaseProcess])  # by rank
     stopping: bool = False
     named: set[int] = field(default_factory=set[int])
     deaf: float = 0.0  # when no sign of life could be written the last time
@@ -107,14 +119,17 @@ class _Job:
                 self.processes.clear()
 
     def _start(self, meeting: str) -> None:
-        # The ranks inherit it from this thread: they hear Ctrl-C when they are ready to. The tracker, which
-        # comes with the first of them, would unblock it (Python 3.11), so it is started before.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        """Ranks inherit this thread's signal mask: they hear Ctrl-C when they are ready to."""
+        if _can_fork():
+            context, blocked = get_context("fork"), stop_signals()  # until the launcher's handlers are off
+        else:
+            context, blocked = get_context("spawn"), [signal.SIGINT]
+            resource_tracker.ensure_running()  # it would come with the first rank, and unblock it (3.11)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             for rank in range(self.ranks):
                 words = (self.entry, self.task, rank, self.ranks, meeting)
-                process = get_context("spawn").Process(target=_be_rank, args=words)
+                process = context.Process(target=_be_rank, args=words)
                 process.start()
                 self.processes.append(process)
         finally:
@@ -196,8 +211,17 @@ def _meeting_point(folder: Path) -> Generator[str, None, None]:
             yield file.name
 
 
+def _can_fork() -> bool:
+    """Whether ranks may begin as copies of this process: nothing runs in it but this, and there is no GPU."""
+    only = threading.active_count() == 1
+    return sys.platform == "linux" and only and not any(Path("/dev", name).exists() for name in GPUS)
+
+
 def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) -> NoReturn:
-    """In a process of its own."""
+    """In a process of its own, which hears signals as any other that has just begun."""
+    for number in stop_signals():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*stop_signals()} - {signal.SIGINT})
     if sys.platform == "linux":  # so that it stays when the launcher is killed
         try:
             meeting = f"/proc/self/fd/{os.open(meeting, os.O_RDWR | os.O_CLOEXEC)}"

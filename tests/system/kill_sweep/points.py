@@ -20,10 +20,11 @@ from kill_sweep.judge import Verdict
 from kill_sweep.power import OUTCOMES, Disk, Remains, rebuild
 from kill_sweep.trace import PATIENCE, Call, attach, read
 
+from tests.warm import SERVER
+
 Point = TypeVar("Point")
 
 CLEANING = ("unlink", "unlinkat", "rmdir")  # what cannot be removed is swept later
-LOADED = ["torch.distributed.checkpoint", "glm_accelerate.checkpoint.checkpointer"]
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,8 @@ def _process(way: saver.Way, run: Path) -> Generator[tuple[ForkServerProcess, Co
     """A process that saves. Forked from one that has torch loaded: that takes longer than all the rest."""
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LOADED)
     here, there = multiprocessing.Pipe()
-    process = context.Process(target=way, args=(run, there))
+    process = SERVER.Process(target=way, args=(run, there))
     process.start()
     there.close()
     with here:

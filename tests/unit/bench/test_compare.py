@@ -35,6 +35,7 @@ def ignore(what: str, done: int, total: int) -> None:
     assert done <= total
 
 
+@pytest.mark.process
 def test_they_run_in_turn_and_the_ratio_is_that_of_neighbours(
     tiny_run: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_they_run_in_turn_and_the_ratio_is_that_of_neighbours(
     assert "| padding | 0 % | 0 % |  |  |" in shown  # nothing to divide by
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("code", "error"), [(2, UserError), (1, RuntimeError), (75, KeyboardInterrupt)])
 def test_a_child_that_fails_ends_it(tiny_run: dict[str, Any], code: int, error: type[BaseException]) -> None:
     with pytest.raises(error):

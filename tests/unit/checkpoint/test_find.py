@@ -138,6 +138,7 @@ print(reader.state(), reader.group("weights")["a"].sum().item())
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_an_explicit_path_lists_no_directory(tmp_path: Path) -> None:
     """The kernel says so."""

@@ -46,6 +46,7 @@ def holder(path: Path) -> Generator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.process
 def test_a_leased_one_stays_until_its_holder_is_killed(tmp_path: Path) -> None:
     first, _ = make(tmp_path, 1), make(tmp_path, 2)
     with holder(first) as process:
@@ -61,6 +62,7 @@ def test_a_leased_one_stays_until_its_holder_is_killed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / FOLDER)) == ["checkpoint-2"]
 
 
+@pytest.mark.process
 def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
     path = make(tmp_path, 1)
     with holder(path) as process:

@@ -63,6 +63,7 @@ def nothing(run: Path) -> bool:
     return [path.name for path in left] in ([".checkpoint-1.1.failed"], [".checkpoint-2.1.failed"], [])
 
 
+@pytest.mark.process
 def test_two_processes_publish_one_checkpoint(tmp_path: Path) -> None:
     said = run_ranks(tmp_path, ["staged", "plain"])
     for step in (1, 2):
@@ -93,6 +94,7 @@ def test_two_processes_publish_one_checkpoint(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.process
 def test_one_rank_that_fails_fails_them_all_by_name(tmp_path: Path) -> None:
     said = run_ranks(tmp_path, ["staged", "full"])
     for _, path, _, error in said[0]:

@@ -205,6 +205,7 @@ def frozen(tmp_path: Path) -> Generator[Callable[[Path], None]]:
         subprocess.run(["chattr", "-i", str(path)], check=False)
 
 
+@pytest.mark.process
 def test_one_that_may_not_be_deleted_is_told_and_the_others_go(
     tmp_path: Path, frozen: Callable[[Path], None]
 ) -> None:

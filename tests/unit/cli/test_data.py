@@ -144,6 +144,7 @@ def test_progress_in_a_log_is_lines_with_rate_and_time_left() -> None:
     assert capture.get().count("\n") == 1
 
 
+@pytest.mark.process
 def test_chinese_names_work_in_a_locale_without_utf8(config: Path) -> None:
     said = json.loads(config.read_text())
     for section, key, name in (("model", "path", "模型"), ("data", "train", "数据.jsonl")):

@@ -27,6 +27,7 @@ def ask(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words", [[], ["--help"], ["--version"], *([verb, "--help"] for verb in cli.verbs())]
 )
@@ -51,6 +52,7 @@ def test_a_verb_without_a_module_is_not_listed(monkeypatch: pytest.MonkeyPatch) 
     assert cli.verbs() == {"doctor": "there"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -131,6 +133,7 @@ def test_what_a_disk_refuses_is_no_bug(
         assert "this is a bug" in told(error, 1)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
 def test_output_to_a_full_disk() -> None:
     """As it is really written; Python does not complain once more when it exits."""
@@ -153,6 +156,7 @@ def test_the_error_is_red_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     assert "\x1b[1;31merror: \x1b[0m\x1b[31mthere is no verb `nothere`" in stream.getvalue()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("given", ["exec >&-", "exec 2>&-", "exec >&- 2>&-", "exec 2>&1"])
 def test_a_reader_that_goes_away_is_no_bug(given: str) -> None:
     """Nor is a stream that was closed from the start."""
@@ -166,6 +170,7 @@ def test_a_reader_that_goes_away_is_no_bug(given: str) -> None:
     assert (answer.returncode, answer.stderr) == (0, b"")
 
 
+@pytest.mark.process
 def test_a_terminal_without_our_marks_ends_nothing(tmp_path: Path) -> None:
     """A GBK terminal has no check mark, and what it shows is less than a run is worth."""
     script = (

@@ -156,6 +156,7 @@ def test_a_json_array_is_divided_into_another_file(tmp_path: Path, indent: int |
     assert caught.value.cure == f"jq -c '.[]' {quote(str(file))} > {quote(str(made))}"
 
 
+@pytest.mark.process
 def test_the_cure_of_another_encoding_can_be_run(tmp_path: Path) -> None:
     file = tmp_path / "my talk; x.jsonl"
     file.write_bytes(json.dumps({"text": "你好"}, ensure_ascii=False).encode("gbk"))
@@ -168,6 +169,7 @@ def test_the_cure_of_another_encoding_can_be_run(tmp_path: Path) -> None:
 PACKERS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("format", ["auto", "text"])
 def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(

@@ -13,6 +13,7 @@ from torch import Tensor
 from glm_accelerate.kernels import compiled, linear_cross_entropy, rms_norm, swiglu
 
 pytestmark = [
+    pytest.mark.process,  # a compiler's
     pytest.mark.skipif(bool(compiled.missing("cpu")), reason="there is no C++ compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, while it compiles
 ]
@@ -95,6 +96,7 @@ def test_cross_entropy() -> None:
     one(1)  # a single row stays eager
 
 
+@pytest.mark.process
 def test_compiled_code_is_kept_by_processor_and_settings(tmp_path: Path) -> None:
     """In processes of their own, because torch reads where it keeps it once."""
     script = """

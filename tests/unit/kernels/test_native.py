@@ -304,6 +304,7 @@ def test_a_compiler_that_fails_is_reported(
     assert list((tmp_path / "cache" / "native").iterdir()) == []
 
 
+@pytest.mark.process
 @here
 def test_a_disk_that_executes_nothing_costs_speed_alone(tmp_path: Path, mount: Callable[..., Path]) -> None:
     """In a process of its own: one that could not map a file keeps it open."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -67,5 +68,7 @@ def compare(directory: Path, lora: bool) -> None:
     assert moved == moved_together > 0
 
 
+@pytest.mark.process
 def test_gathered_weights_stay(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    mp.spawn(compare_both, args=(make_model("glm4"), tmp_path / "meeting"), nprocs=RANKS)
+    args = make_model("glm4"), tmp_path / "meeting"
+    mp.start_processes(compare_both, args=args, nprocs=RANKS, start_method="forkserver")

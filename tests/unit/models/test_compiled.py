@@ -12,6 +12,7 @@ from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
 
 pytestmark = [
+    pytest.mark.process,  # a compiler's
     pytest.mark.skipif(bool(missing("cpu")), reason="there is no C++ compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, while it compiles
 ]

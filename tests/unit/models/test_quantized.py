@@ -148,6 +148,7 @@ def test_bitsandbytes_is_used_where_it_can_be_and_the_reason_is_said(
     assert choose(CPU).path == "bitsandbytes"
 
 
+@pytest.mark.process
 def test_what_bitsandbytes_says_when_it_is_imported_reaches_nobody() -> None:
     pytest.importorskip("bitsandbytes")
     code = (
@@ -362,6 +363,7 @@ print(peak[0] - before, size)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_takes_the_quantised_model_and_one_layer(make_model: Callable[..., Path]) -> None:
     """52 M weights, 104 MB in their file; the widest layer has 8 MB of it."""

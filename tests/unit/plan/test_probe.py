@@ -65,6 +65,7 @@ def test_a_run_is_measured_once_and_planned_with_it(
     assert measured_ground(on_cpu, ground).measured == ()
 
 
+@pytest.mark.process
 def test_the_child_ends_with_whoever_asks(tmp_path: Path) -> None:
     """A rank that starts is killed by a signal, with no time to see to it."""
     (tmp_path / "child.py").write_text(

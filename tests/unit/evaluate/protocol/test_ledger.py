@@ -109,6 +109,7 @@ def _hold(run: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL if mine else signal.SIGTERM)
 
 
+@pytest.mark.process
 def test_a_claim_ends_with_its_holder(tmp_path: Path) -> None:
     ledger.post(tmp_path, asked(3))
     holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path,))
@@ -316,6 +317,7 @@ def _publish_all(run: Path) -> None:
         list(pool.map(publish, range(9000, 9008)))
 
 
+@pytest.mark.process
 def test_what_is_published_while_a_branch_is_given_up_hinders_nobody(tmp_path: Path) -> None:
     """Requests go as they are answered, between the moment that they are listed and that they would move."""
     folder = tmp_path / "evals"
