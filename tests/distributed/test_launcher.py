@@ -63,7 +63,7 @@ def words(tiny_run: Said, tmp_path: Path) -> list[str]:
     data = {name: value for name, value in tiny_run["data"].items() if name != "dev"}
     config = tmp_path / "ranks.yaml"
     config.write_text(yaml.safe_dump({**tiny_run, "data": data}))
-    return ["train", str(config), "--run", str(tmp_path / "run"), "--nproc", "2"]
+    return ["train", str(config), "precision.compile=off", "--run", str(tmp_path / "run"), "--nproc", "2"]
 
 
 @pytest.mark.parametrize("who", ["1", "0 1"])

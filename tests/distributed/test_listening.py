@@ -101,6 +101,7 @@ def test_nothing_listens_beyond_loopback_and_nothing_heard_is_run(
     run, word, owned = tmp_path / "run", tmp_path / "word", tmp_path / "owned"
     word.mkdir()
     said = {**tiny_run, "train": {"steps": 100_000, "step_samples": 4}}
+    said["precision"] = {"compile": "off"}
     said["evaluate"] = {"every": 3, "where": evaluated}
     (tmp_path / "ranks.yaml").write_text(yaml.safe_dump(said))
     (tmp_path / "watched.py").write_text(WATCHED)

@@ -33,8 +33,9 @@ def config(tiny_run: Said, tmp_path: Path) -> Path:
         "adapt": {"method": "full"},
         "train": {"steps": STEPS, "step_samples": 4},
         "optim": {"learning_rate": 1e-3},
-        "precision": {"compute": "float32"},
-        "evaluate": {"every": 10},
+        # As `auto` says of few steps: runs without end compile nothing and start no evaluator.
+        "precision": {"compute": "float32", "compile": "off"},
+        "evaluate": {"every": 10, "where": "inline"},
         "checkpoint": {"every": 5, "wait": True},
     }
     path = tmp_path / "ranks.yaml"

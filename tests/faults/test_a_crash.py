@@ -156,7 +156,7 @@ def test_a9_a_second_signal_while_the_last_save_is_written(
     number: signal.Signals, trainer, holds, stopped_writer, warm, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = ["train.steps=100000", "checkpoint.every=50000", "checkpoint.wait=false"]
+    words = ["train.steps=100000", "precision.compile=off", "checkpoint.every=50000", "checkpoint.wait=false"]
     process = warm(*trainer.words(run, *words))
     writer = stopped_writer(process, run)
     process.send_signal(number)

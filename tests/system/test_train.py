@@ -84,6 +84,7 @@ def test_a_run_from_python_keeps_few_kernels(
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
 
 
+ENDLESS = ["train.steps=100000", "precision.compile=off", "evaluate.where=inline"]
 FRESH = [sys.executable, "-m", "glm_accelerate.cli.main"]
 
 
@@ -173,7 +174,7 @@ def test_killed_anywhere_it_goes_on(
 def test_signals_save_and_exit_75(
     number: signal.Signals, command: list[str], tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
-    process = warm(*command, "train.steps=100000")
+    process = warm(*command, *ENDLESS)
     events = tmp_path / "run" / "events.jsonl"
     while process.poll() is None and not (events.exists() and len(steps(tmp_path / "run")) >= 3):
         time.sleep(0.02)
@@ -214,12 +215,18 @@ def test_an_explicit_start_reads_no_directory_of_checkpoints(
 def test_only_one_trainer_a_directory(
     tiny_run: Said, command: list[str], tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
-    process = warm(*command, "train.steps=100000")
+    process = warm(*command, *ENDLESS)
     try:
         while not (tmp_path / "run" / "events.jsonl").exists():
             time.sleep(0.02)
         with pytest.raises(UserError, match=rf"process {process.pid} .* is training here"):
-            go(tiny_run, tmp_path / "run", train={"steps": 100000})
+            go(
+                tiny_run,
+                tmp_path / "run",
+                train={"steps": 100000},
+                precision={"compile": "off"},
+                evaluate={"where": "inline"},
+            )
     finally:
         process.kill()
         process.wait()
