@@ -10,6 +10,7 @@ import torch
 from glm_accelerate.kernels.choose import cache_dtype
 from glm_accelerate.models.cache import Shelf
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.runtime.device import device_of
 
 BYTES = 2**30  # of keys and values on a CPU
 GPU_SHARE = 16  # of a GPU's memory, one part in so many
@@ -101,7 +102,7 @@ def affordable(model: Decoder) -> int:
     ranks that answer together have to come to the same, and the same seed to the same answers.
     """
     device, sizes = model.embed.device, model.sizes
-    on_cpu, module = device.type == "cpu", torch.get_device_module(device)
-    memory = BYTES if on_cpu else module.get_device_properties(device).total_memory // GPU_SHARE
+    record = device_of(device)
+    memory = record.properties().total_memory // GPU_SHARE if record.streams else BYTES
     dtype = cache_dtype(device, model.compute or model.embed.dtype)
     return memory // (2 * sizes.layers * sizes.kv_heads * sizes.head_width * dtype.itemsize)

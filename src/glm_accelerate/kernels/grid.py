@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from glm_accelerate.runtime.device import device_of
+
 WIDEST = 32_768  # numbers of a row that one program holds at once
 STEP = 1024  # numbers of a program where rows can be cut: 8 a thread, 16 bytes of bfloat16
 STEP_WARPS = 4
@@ -30,6 +32,6 @@ def rows_each(rows: int, device: torch.device) -> int:
 
     A power of two, because Triton compiles a kernel for each of them.
     """
-    own = None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
-    many = 1 if own is None else own.multi_processor_count
+    record = device_of(device)
+    many = record.properties().multi_processor_count if record.gpu_kernels else 1
     return 1 << (max(1, -(-rows // (4 * many))) - 1).bit_length()

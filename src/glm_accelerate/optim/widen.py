@@ -38,7 +38,8 @@ class Extremes:
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """Where layers are moved: bfloat16 on a GPU that multiplies it in hardware, else float32."""
-    fast = device.type != "cpu" and device_of(device).bfloat16()
+    record = device_of(device)
+    fast = record.streams and record.bfloat16()
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -78,7 +78,7 @@ class Nvidia(Device):
         torch.cuda.check_error(int(runtime.cudaHostUnregister(memory.data_ptr())))
 
     def _uuid(self) -> str:
-        return str(torch.cuda.get_device_properties(self.device).uuid)
+        return str(self.properties().uuid)
 
 
 def torch_built_for() -> str | None:

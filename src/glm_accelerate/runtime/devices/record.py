@@ -65,6 +65,10 @@ class Device:
     def name(self) -> str:
         return self.module().get_device_name(self.device)
 
+    def properties(self) -> Any:
+        """What torch knows of it: memory, processors."""
+        return self.module().get_device_properties(self.device)
+
     def capability(self) -> tuple[int, int]:
         """Of NVIDIA's GPUs: (8, 0) is an A100, (9, 0) an H100 or H200."""
         return (0, 0)
