@@ -194,7 +194,7 @@ def _require_same(request: Request, exam_id: str) -> None:
     ours = full_exam_id(exam_id) if request.whole else exam_id
     if request.exam_id != ours:
         raise UserError(
-            f"the trainer asks plan {request.exam_id}, this evaluator would answer {ours}: another version,"
+            f"the trainer asks exam {request.exam_id}, this evaluator would answer {ours}: another version,"
             " tokenizer, config, data or file of a metric",
             cure="start the evaluator anew, with the trainer's own",
         )

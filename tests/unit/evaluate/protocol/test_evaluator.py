@@ -132,7 +132,7 @@ def test_one_started_by_hand_refuses_another_exam_and_takes_nothing(run: Path) -
     """It could only use up what others would answer."""
     ask(run, 3)
     ask(run, 6, exam_id="00000000")
-    with pytest.raises(UserError, match="the trainer asks plan 00000000"):
+    with pytest.raises(UserError, match="the trainer asks exam 00000000"):
         follow(run, Recorder(), replace(ONCE, strict=True))
     assert [request.step for request in ledger.waiting(run)] == [3, 6]
     assert status(run) == {}
