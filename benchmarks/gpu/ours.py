@@ -27,9 +27,11 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.train.step import update
+from glm_accelerate.train.passes import WholeModel
+from glm_accelerate.train.step import train_step
 
 LORA = LoraSettings(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj"))  # as stock
 LISTED = 12  # operators of the breakdown
@@ -115,7 +117,7 @@ def train(case: Case, model: Decoder, device: torch.device, tiny: bool) -> dict[
 def one(model: Decoder, optimizer: AdamW, step: Step, device: torch.device) -> float:
     """One update to its end."""
     rate = optimizer.param_groups[0]["lr"]
-    outcome = update(model, optimizer, step, device, learning_rate=rate, limit=1.0)
+    outcome = train_step(WholeModel(model, device), mover_of(optimizer, clip=1.0), step, rate)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return outcome.loss

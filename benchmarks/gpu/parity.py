@@ -22,7 +22,7 @@ from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.train.step import batch_loss
+from glm_accelerate.train.passes import WholeModel
 
 LENGTHS = (5, 17, 64, 42)  # documents of the packed row
 
@@ -83,7 +83,7 @@ def twice(device: torch.device, tiny: bool) -> Finding:
     for _ in range(2):
         model.zero_grad(set_to_none=True)
         with repeat_exactly(device):
-            batch_loss(model, batch, device).backward()
+            WholeModel(model, device).loss_of(batch, 1.0).backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     apart = sum(not torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     return Finding("same gradients twice", apart == 0, {"of": len(gradients[0]), "that differ": apart})
@@ -108,7 +108,7 @@ def packed(model: Decoder, documents: list[Tensor]) -> Outputs:
     device = model.embed.device
     positions_T = torch.cat([torch.arange(len(tokens)) for tokens in documents]).to(device)
     logits = model(torch.cat(documents)[None].to(device), positions_T[None])[0]
-    batch_loss(model, row_of_all([sample(tokens) for tokens in documents]), device).backward()
+    WholeModel(model, device).loss_of(row_of_all([sample(tokens) for tokens in documents]), 1.0).backward()
     assert model.embed.grad is not None
     return Outputs(logits.detach(), model.embed.grad.detach())
 

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from glm_accelerate.assemble.model import complete
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe
+from glm_accelerate.assemble.tensors import trained
 from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.data.types import IGNORED, Batch, Step
 from glm_accelerate.kernels.native.build import load as native_library
@@ -28,11 +29,15 @@ from glm_accelerate.memory.job import Job
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.optim.build import build_optimizer
-from glm_accelerate.optim.fused_backward import FusedBackward
+from glm_accelerate.optim.mover import FusedMover, mover_of
 from glm_accelerate.optim.one_pass import keep_copies
+from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.launch import launch
-from glm_accelerate.parallel.ranks import Ranks, joined
-from glm_accelerate.train.step import update
+from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.ranks import joined
+from glm_accelerate.parallel.table import CutTable
+from glm_accelerate.train.passes import WholeModel
+from glm_accelerate.train.step import train_step
 
 STEPS = 2  # moments are made in the first
 
@@ -48,7 +53,7 @@ class Task:
 def measure(job: Job, folder: Path) -> int:
     """The most bytes of tensors in a step, of the rank that has the most."""
     if job.ranks == 1:
-        return _most(job, Ranks())
+        return _most(job, SINGLE)
     code = launch(_rank, Task(job, str(folder)), job.ranks, lambda: 0)
     assert code == 0, f"{job.ranks} ranks ended with exit code {code}"
     return max(json.loads((folder / f"{rank}.json").read_text()) for rank in range(job.ranks))
@@ -56,23 +61,25 @@ def measure(job: Job, folder: Path) -> int:
 
 def _rank(task: Task) -> int:
     with joined() as ranks:
-        (Path(task.folder) / f"{ranks.rank}.json").write_text(json.dumps(_most(task.job, ranks)))
+        job = task.job
+        place = Place(ranks, Axes(data=job.ranks // job.shards, shard=job.shards))
+        (Path(task.folder) / f"{ranks.rank}.json").write_text(json.dumps(_most(job, place)))
     return 0
 
 
-def _most(job: Job, ranks: Ranks) -> int:
+def _most(job: Job, place: Place) -> int:
     device = torch.device(job.device)
     if job.device == "cuda":
-        model, optimizer = _build(job, device, ranks)
-        _step(job, model, optimizer, device, ranks)
+        model, optimizer = _build(job, device, place)
+        _step(job, model, optimizer, device, place)
         torch.cuda.reset_peak_memory_stats(device)
-        _step(job, model, optimizer, device, ranks)
+        _step(job, model, optimizer, device, place)
         return torch.cuda.max_memory_allocated(device)
     with borrowed() as loans, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        model, optimizer = _build(job, device, ranks)
-        _step(job, model, optimizer, device, ranks)
+        model, optimizer = _build(job, device, place)
+        _step(job, model, optimizer, device, place)
         begin = time.time_ns()
-        _step(job, model, optimizer, device, ranks)
+        _step(job, model, optimizer, device, place)
     return most_between(allocations(seen) + loans, begin)
 
 
@@ -136,7 +143,7 @@ def borrowed() -> Generator[list[Change]]:
         torch.from_numpy = real
 
 
-def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optimizer]:
+def _build(job: Job, device: torch.device, place: Place) -> tuple[Decoder, Optimizer]:
     """As `train.build` does it, with random weights."""
     torch.manual_seed(0)
     base = "float32" if job.method == "full" else job.rest if job.base in ("nf4", "int8", "fp8") else job.base
@@ -157,7 +164,7 @@ def _build(job: Job, device: torch.device, ranks: Ranks) -> tuple[Decoder, Optim
         compiled=job.form in ("native", "compiled"),
         shards=job.shards,
     )
-    complete(model, recipe, device, ranks)
+    complete(model, recipe, device, place)
     section = OptimSection(name=job.optimizer)  # pyright: ignore[reportArgumentType]
     optimizer = build_optimizer(
         model.named_parameters(),
@@ -188,24 +195,17 @@ def _section(job: Job) -> AdaptSection:
     return AdaptSection.model_validate(section)
 
 
-def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, ranks: Ranks) -> None:
+def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, place: Place) -> None:
     batches = tuple(_batch(job) for _ in range(job.passes))
     targets = job.learnt * job.passes * job.ranks
     step = Step(1, 0, batches, (), job.pass_tokens * job.passes, targets)
-    fused = FusedBackward(optimizer, model.parameters()) if job.fuse_update else None
-    outcome = update(
-        model,
-        optimizer,
-        step,
-        device,
-        learning_rate=1e-4,
-        limit=0.0 if job.fuse_update else 1.0,
-        ranks=ranks,
-        offload="activations" in job.offload,
-        fused=fused,
-    )
-    if fused is not None:
-        fused.close()
+    passes = WholeModel(model, device, place, offload="activations" in job.offload)
+    table = CutTable(trained(model), place)
+    fused = model.parameters() if job.fuse_update else None
+    mover = mover_of(optimizer, table, 0.0 if job.fuse_update else 1.0, fused)
+    outcome = train_step(passes, mover, step, 1e-4, place=place)
+    if isinstance(mover, FusedMover):
+        mover.close()
     assert outcome.applied
 
 

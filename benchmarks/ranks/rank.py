@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from benchmarks.race.job import Meter, memory_now, memory_peak
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.optim.state import optimizer_state
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.train.build import built
@@ -66,7 +66,7 @@ class Probe:
         """Now there are gradients, and from the second step on moments."""
         named = list(self.run.model.named_parameters())
         gradients = [parameter.grad for _, parameter in named if parameter.grad is not None]
-        moments = optimizer_state(optimizer, named).values()
+        moments = mover_of(optimizer).state(named).values()
         self.held = (size(parameter for _, parameter in named), size(gradients), size(moments))
 
     def after(self, *_: object) -> None:
@@ -92,8 +92,8 @@ def measure(task: Task) -> int:
         loading = memory_peak()
         run = ready.run
         probe = Probe(run, task.steps)
-        run.optimizer.register_step_pre_hook(probe.before)
-        run.optimizer.register_step_post_hook(probe.after)
+        run.mover.optimizer.register_step_pre_hook(probe.before)
+        run.mover.optimizer.register_step_post_hook(probe.after)
         with suppress(Enough), StopRequest() as stop:
             loop(run, stop)
         assert len(probe.meter.wall) == task.steps, "ended early"

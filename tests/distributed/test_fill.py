@@ -12,9 +12,12 @@ from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model, part_reader
+from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.part import whole
+from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks, leave
-from glm_accelerate.parallel.shard import fill, make_mesh, shard
+from glm_accelerate.parallel.shard import fill, shard
+from glm_accelerate.parallel.table import CutTable
 
 RANKS = 3  # by which 131 rows, 60 and 2 do not divide
 CPU = torch.device("cpu")
@@ -30,8 +33,9 @@ def compare(rank: int, directory: Path, meeting: Path) -> None:
     store = dist.FileStore(str(meeting), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     model, plain = prepared(directory, "meta"), prepared(directory, "cpu")
-    shard(model, list(model.layers), ["hidden"], make_mesh(CPU, RANKS, RANKS))
-    fill(model, part_reader(model), CPU, Ranks(rank, RANKS))
+    place = Place(Ranks(rank, RANKS), Axes(shard=RANKS))
+    shard(model, list(model.layers), ["hidden"], place.mesh(CPU))
+    fill(model, part_reader(model), CPU, CutTable(place=place))
     theirs = dict(plain.named_parameters())
     assert theirs.keys() == dict(model.named_parameters()).keys()
     for turn in range(2):  # before FSDP has taken them up, and after

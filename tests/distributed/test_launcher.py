@@ -28,18 +28,18 @@ from glm_accelerate.cli import main, ranks
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train import loop
 
-right, one_rank = loop.update, ranks.one_rank
+right, one_rank = loop.train_step, ranks.one_rank
 
 
-def update(model, optimizer, step, *more, **named):
+def train_step(passes, mover, step, *more):
     if step.number == 3:
         raise UserError("out of memory", where="step 3", cure="a smaller step")
-    return right(model, optimizer, step, *more, **named)
+    return right(passes, mover, step, *more)
 
 
 def faulty(args):
     if os.environ["RANK"] in os.environ["FAULTY"].split():
-        loop.update = update
+        loop.train_step = train_step
     return one_rank(args)
 
 

@@ -20,9 +20,12 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model, part_reader
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.part import local_of, whole
+from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks, leave
-from glm_accelerate.parallel.shard import fill, make_mesh, shard
+from glm_accelerate.parallel.shard import fill, shard
+from glm_accelerate.parallel.table import CutTable
 
 Said = dict[str, Any]
 KINDS: tuple[Kind, ...] = ("nf4", "int8", "fp8")
@@ -46,8 +49,9 @@ def compare_all(rank: int, directory: Path, meeting: Path) -> None:
 
 def compare(rank: int, directory: Path, kind: Kind) -> None:
     model, plain = prepared(directory, kind, "meta"), prepared(directory, kind, "cpu")
-    shard(model, list(model.layers), ["hidden"], make_mesh(CPU, RANKS, RANKS))
-    fill(model, part_reader(model), CPU, Ranks(rank, RANKS))
+    place = Place(Ranks(rank, RANKS), Axes(shard=RANKS))
+    shard(model, list(model.layers), ["hidden"], place.mesh(CPU))
+    fill(model, part_reader(model), CPU, CutTable(place=place))
     theirs = dict(plain.named_parameters())
     assert theirs.keys() == dict(model.named_parameters()).keys()
     held = sum(local_of(parameter).nbytes for parameter in model.parameters())

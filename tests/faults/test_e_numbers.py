@@ -24,18 +24,24 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
-from glm_accelerate.parallel.ranks import ALONE, joined
-from glm_accelerate.train.state import moved, restore
-from glm_accelerate.train.step import update
+from glm_accelerate.optim.mover import Mover, mover_of
+from glm_accelerate.parallel.axes import Axes
+from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.ranks import joined
+from glm_accelerate.parallel.table import CutTable
+from glm_accelerate.train.passes import WholeModel
+from glm_accelerate.train.state import restore, resume_tensors
+from glm_accelerate.train.step import train_step
 
 CPU = torch.device("cpu")
 LEARNING_RATE = 1e-2
 
 
-def model_of(path: Path) -> tuple[Decoder, torch.optim.Optimizer]:
+def model_of(path: Path, place: Place = SINGLE) -> tuple[Decoder, Mover]:
     model = load_model(path).train()
     adapt(model, AdaptSection(method="full"))
-    return model, build_optimizer(model.named_parameters(), OptimSection())
+    optimizer = build_optimizer(model.named_parameters(), OptimSection())
+    return model, mover_of(optimizer, CutTable(dict(model.named_parameters()), place), clip=1.0)
 
 
 def step_of(learnt: bool = True) -> Step:
@@ -55,16 +61,15 @@ def one_rank(path: Path, poisoned: int) -> list[dict[str, object]]:
     """Three steps, in the second of which one rank's gradient is infinite; what each of them did."""
     told: list[dict[str, object]] = []
     with joined() as ranks:
-        model, optimizer = model_of(path)
+        place = Place(ranks, Axes(data=ranks.count))
+        model, mover = model_of(path, place)
         weight = model.layers[0].mlp.down_proj.weight
         for number in (1, 2, 3):
             poison = number == 2 and ranks.rank == poisoned
             hook = weight.register_hook(
                 lambda gradient, poison=poison: gradient * (torch.inf if poison else 1)
             )
-            done = update(
-                model, optimizer, step_of(), CPU, learning_rate=LEARNING_RATE, limit=1.0, ranks=ranks
-            )
+            done = train_step(WholeModel(model, CPU, place), mover, step_of(), LEARNING_RATE, place=place)
             hook.remove()
             told.append({"applied": done.applied, "weights": weights_of(model)})
     return told
@@ -93,15 +98,15 @@ def test_e2_an_infinite_gradient_on_one_rank_only(trainer, spawn) -> None:
 def test_e5_a_step_in_which_nothing_is_learnt(trainer) -> None:
     """Zero by zero is no NaN: the loss is 0, and nothing moves."""
     path = Path(yaml.safe_load(trainer.config.read_text())["model"]["path"])
-    model, optimizer = model_of(path)
+    model, mover = model_of(path)
     nothing = step_of(learnt=False)
     assert nothing.targets == 0
     before = weights_of(model)
     for step in (nothing, replace(nothing, batches=())):
-        done = update(model, optimizer, step, CPU, learning_rate=LEARNING_RATE, limit=1.0)
+        done = train_step(WholeModel(model, CPU), mover, step, LEARNING_RATE)
         assert (done.loss, done.grad_norm, done.applied) == (0.0, 0.0, False)
     assert weights_of(model) == before
-    assert update(model, optimizer, step_of(), CPU, learning_rate=LEARNING_RATE, limit=1.0).applied
+    assert train_step(WholeModel(model, CPU), mover, step_of(), LEARNING_RATE).applied
 
 
 def test_e6_a_spike_of_the_loss(trainer, holds, shell, warned, tmp_path: Path) -> None:
@@ -139,9 +144,9 @@ def test_e6_a_spike_of_the_loss(trainer, holds, shell, warned, tmp_path: Path) -
 def test_e8_put_back_twice(trainer, run: Path) -> None:
     """What training did after the first time is not in what comes back the second time."""
     path = Path(yaml.safe_load(trainer.config.read_text())["model"]["path"])
-    model, optimizer = model_of(path)
-    assert update(model, optimizer, step_of(), CPU, learning_rate=LEARNING_RATE, limit=1.0).applied
-    pieces = moved(model, optimizer, ALONE)
+    model, mover = model_of(path)
+    assert train_step(WholeModel(model, CPU), mover, step_of(), LEARNING_RATE).applied
+    pieces = resume_tensors(mover)
     kept = WholeTensors(
         {group: {name: p.tensor.clone() for name, p in named.items()} for group, named in pieces.items()}
     )
@@ -149,10 +154,10 @@ def test_e8_put_back_twice(trainer, run: Path) -> None:
         group: {name: tensor.clone() for name, tensor in kept.groups[group].items()} for group in kept.groups
     }
     for _ in range(2):
-        restore(kept, model, optimizer, ALONE, "here")
-        for group, named in moved(model, optimizer, ALONE).items():
+        restore(kept, model, mover, "here")
+        for group, named in resume_tensors(mover).items():
             assert all(torch.equal(piece.tensor, whole[group][name]) for name, piece in named.items())
-        assert update(model, optimizer, step_of(), CPU, learning_rate=LEARNING_RATE, limit=1.0).applied
+        assert train_step(WholeModel(model, CPU), mover, step_of(), LEARNING_RATE).applied
 
 
 if __name__ == "__main__":

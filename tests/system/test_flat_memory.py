@@ -19,9 +19,9 @@ from benchmarks.memory import flat, live  # noqa: E402
 from glm_accelerate.checkpoint.read import Reader  # noqa: E402
 from glm_accelerate.config.schema import RunConfig  # noqa: E402
 from glm_accelerate.observe.events import read_events  # noqa: E402
-from glm_accelerate.train import build, rehearsal  # noqa: E402
+from glm_accelerate.train import build  # noqa: E402
+from glm_accelerate.train.passes import WholeModel  # noqa: E402
 from glm_accelerate.train.run import train  # noqa: E402
-from glm_accelerate.train.step import forward_backward  # noqa: E402
 
 Said = dict[str, Any]
 COMPILES = pytest.mark.skipif(shutil.which("cc") is None, reason="the counter is compiled with cc")
@@ -61,11 +61,13 @@ def test_an_operator_that_cannot_repeat_is_met_before_the_first_step_and_named(
     request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
     torch.use_deterministic_algorithms(True)
 
-    def one_that_cannot(*given: Any, **named: Any) -> torch.Tensor:
-        torch.zeros(4).put_(torch.tensor([1]), torch.ones(1))
-        return forward_backward(*given, **named)
+    real = WholeModel.__call__
 
-    monkeypatch.setattr(rehearsal, "forward_backward", one_that_cannot)
+    def one_that_cannot(self: WholeModel, *given: Any) -> torch.Tensor:
+        torch.zeros(4).put_(torch.tensor([1]), torch.ones(1))
+        return real(self, *given)
+
+    monkeypatch.setattr(WholeModel, "__call__", one_that_cannot)
     train(RunConfig.model_validate(tiny_run), tmp_path / "run")
     warned = [
         event["said"] for event in read_events(tmp_path / "run/events.jsonl") if event["kind"] == "warning"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe
-from glm_accelerate.assemble.tensors import put
+from glm_accelerate.assemble.tensors import put, trained
 from glm_accelerate.checkpoint.find import resolve_path
 from glm_accelerate.checkpoint.made_with import made_with, require_made_with
 from glm_accelerate.checkpoint.origin import begun_on, config_of
@@ -26,8 +26,9 @@ from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model, part_reader, read_config
-from glm_accelerate.parallel.ranks import ALONE, Ranks
-from glm_accelerate.parallel.shard import fill, make_mesh, shard
+from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.shard import fill, shard
+from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
 
@@ -43,14 +44,22 @@ class Opened:
     on_a_run: bool = False  # the base of its adapter is another run's weights: no directory holds them
 
 
-def assemble(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -> tuple[Decoder, list[str]]:
-    """The model on its device, divided over the ranks; and what is not as planned."""
-    model = _read(recipe, device)
-    return model, complete(model, recipe, device, ranks)
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A model on its device, how it lies over the ranks, and what is not as planned."""
+
+    model: Decoder
+    table: CutTable
+    notes: list[str]
 
 
-def complete(model: Decoder, recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -> list[str]:
-    """What a recipe makes of a model that has its weights. Returns what is not as planned.
+def assemble(recipe: Recipe, device: torch.device, place: Place = SINGLE) -> Assembled:
+    """A recipe's model, from its files."""
+    return complete(_read(recipe, device), recipe, device, place)
+
+
+def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place = SINGLE) -> Assembled:
+    """What a recipe makes of a model that has its weights.
 
     Adapters come before dividing, as they are divided too; what was divided without numbers is filled before
     weights move and operators are chosen, which depends on where they are.
@@ -67,14 +76,14 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, ranks: Ranks 
         stay = "in bfloat16: 8-bit products go along multiples of 16"
         notes.append(f"{len(left)} layers, as {left[0]}, stay {stay}")
     if recipe.shards > 1:
-        _divide(model, recipe, device, ranks)
+        _divide(model, recipe, device, place)
     if recipe.offload:
         FrozenWeights(model.layers, device)
         model.to(device)
     bind_operators(model, compiled=recipe.compiled)
     if recipe.copies and model.form == "native":
         _keep_copies(model)
-    return notes
+    return Assembled(model, CutTable(trained(model), place), notes)
 
 
 def open_model(
@@ -110,10 +119,11 @@ def _read(recipe: Recipe, device: torch.device) -> Decoder:
     return open_model(files.begun_on, dtype=recipe.dtype, device=first, merged=True).model
 
 
-def _divide(model: Decoder, recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
-    shard(model, list(model.layers), ["hidden"], make_mesh(device, ranks.count, recipe.shards))
+def _divide(model: Decoder, recipe: Recipe, device: torch.device, place: Place) -> None:
+    assert place.axes.shard == recipe.shards
+    shard(model, list(model.layers), ["hidden"], place.mesh(device))
     if recipe.read_to == "meta":
-        fill(model, part_reader(model), device, ranks)
+        fill(model, part_reader(model), device, CutTable(place=place))
 
 
 def _keep_copies(model: Decoder) -> None:
@@ -148,7 +158,7 @@ def _open_checkpoint(
     files = ModelFiles(directory, begun)
     section = None if served is not None else config.adapt.model_copy(update={"base": "auto"})
     wanted = served or dtype or getattr(torch, config.model.dtype)
-    model, _ = assemble(Recipe(files, section, dtype=wanted), take_device(device or "cpu"))
+    model = assemble(Recipe(files, section, dtype=wanted), take_device(device or "cpu")).model
     put(model, reader, reader.directory)
     if begun is None:
         model.origin = replace(model.origin, name=local_name(named))

@@ -1,14 +1,19 @@
 """All proofs of a config from its files alone, before anything is trained."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
 
 from glm_accelerate.assemble.model import assemble
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.data.inputs import open_inputs
+from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
+from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import prove_inputs, prove_model
 from glm_accelerate.runtime.device import current_device
@@ -24,7 +29,7 @@ def prove_config(config: RunConfig) -> list[Proof]:
         ModelFiles(directory), config.adapt, dtype=dtype, quantized=quantized, compute=_compute(config)
     )
     device = _device_for(kept_bytes(read_config(directory)[1], dtype, quantized))
-    model, _ = assemble(recipe, device)
+    model = assemble(recipe, device).model
     return [*prove_inputs(config, inputs, directory), *prove_model(config, model, inputs.tokenizer)]
 
 
@@ -41,3 +46,13 @@ def _device_for(size: int) -> torch.device:
     record = current_device()
     fits = record.kind == "cpu" or size < record.memory()[0]
     return record.device if fits else torch.device("cpu")  # several will share it, and a proof needs only one
+
+
+def prove_all(
+    config: RunConfig, inputs: Inputs, model_dir: Path, model: Decoder, ranks: Ranks
+) -> list[Proof]:
+    """Before a run. Proofs of files by the first rank for all: `transformers` takes half a second and 24 MB a
+    process.
+    """
+    of_files = ranks.decide(lambda: [asdict(one) for one in prove_inputs(config, inputs, model_dir)])
+    return [*(Proof(**one) for one in of_files), *prove_model(config, model, inputs.tokenizer)]

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from glm_accelerate.checkpoint.format import WEIGHTS
-from glm_accelerate.parallel.part import part_of
-from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.shard import free
+from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.errors import UserError
+
+ONE_PROCESS = CutTable()
 
 
 class TensorSource(Protocol):
@@ -63,16 +66,15 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def put(model: nn.Module, source: TensorSource, where: object, ranks: Ranks = ALONE) -> None:
+def put(model: nn.Module, source: TensorSource, where: object, table: CutTable = ONE_PROCESS) -> None:
     """A source's weights into the model; each rank reads its own part alone."""
     free(model)  # first: what a forward pass has gathered are other parameters, of other weights
     places, shapes = trained(model), source.shapes(WEIGHTS)
     if odd := sorted(places.keys() ^ shapes.keys()):
         raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
     for name, parameter in places.items():
-        if shapes[name] != tuple(parameter.shape):
-            wanted = list(parameter.shape)
-            raise UserError(f"{name} is {list(shapes[name])}, this config wants {wanted}", where=where)
+        wanted = table.part(name, parameter).shape
+        if shapes[name] != wanted:
+            raise UserError(f"{name} is {list(shapes[name])}, this config wants {list(wanted)}", where=where)
     for name, parameter in places.items():
-        part = part_of(parameter, ranks)
-        part.local.copy_(source.tensor(WEIGHTS, name, part.offset, part.local.shape))
+        local_of(parameter).copy_(table.read(name, parameter, partial(source.tensor, WEIGHTS, name)))

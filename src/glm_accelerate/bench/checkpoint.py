@@ -21,7 +21,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount, duration, number
-from glm_accelerate.train.state import Pieces, moved
+from glm_accelerate.train.state import Pieces, resume_tensors
 
 LIMIT = 3600.0  # seconds that one save may take
 POLL = 0.002
@@ -59,7 +59,7 @@ def measure_checkpoint(config: RunConfig, rounds: int, say: Say) -> CheckpointFi
     ):
         take_step(prepared)
         run = prepared.run
-        pieces = moved(run.model, run.optimizer, run.ranks)
+        pieces = resume_tensors(run.mover)
         tensors = [piece.tensor for group in pieces.values() for piece in group.values()]
         size = sum(tensor.nbytes for tensor in tensors)
         with closing(_Saver(Path(place), run.plan.codec, pieces)) as saver:

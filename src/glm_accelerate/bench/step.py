@@ -19,10 +19,7 @@ from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.runtime.device import device_of
-from glm_accelerate.runtime.seed import seed_all, step_seed
-from glm_accelerate.train.half import settle
-from glm_accelerate.train.loop import Run
-from glm_accelerate.train.step import update
+from glm_accelerate.train.loop import Run, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +102,7 @@ def take_step(made: Ready) -> StepMeasurement:
     began, cpu = time.perf_counter(), time.process_time()
     step = next(run.steps)
     waited = time.perf_counter() - began
-    if run.half is not None:
-        settle(run.half, run.model, step, run.progress, run.device, run.ranks, run.events)
-    seed_all(step_seed(run.config.train.seed, step.number))
-    outcome = update(
-        run.model,
-        run.optimizer,
-        step,
-        run.device,
-        learning_rate=run.config.optim.learning_rate,
-        limit=run.config.optim.clip,
-        scale=run.progress.scale.value if run.progress.scale is not None else 1.0,
-        offload="activations" in run.plan.offload,
-        fused=run.fused,
-    )
-    run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
+    outcome = take(run, step)
     device_of(run.device).synchronize()  # the update itself is still under way
     return StepMeasurement(
         wall=time.perf_counter() - began,

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glm_accelerate.checkpoint.finite import all_finite
@@ -19,6 +19,7 @@ from glm_accelerate.checkpoint.format import (
     DTYPES,
     File,
     Groups,
+    Rows,
     Shape,
     Span,
     Stored,
@@ -45,6 +46,7 @@ class PieceEntry:
     size: Shape  # of the piece
     begin: int  # where its bytes are in the copy
     bytes: int
+    rows: Rows = ()  # of the whole tensor, if the piece is several boxes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,12 @@ def write_files(
 
 def blocks(part: PieceEntry) -> Iterator[tuple[Shape, Shape, int]]:
     """A piece as boxes of at most BLOCK bytes or one row, in order: offset, shape, bytes."""
+    for start, stop in part.rows:
+        size, offset = (stop - start, *part.size[1:]), (start, *part.offset[1:])
+        share = part.bytes // part.size[0] * (stop - start)
+        yield from blocks(replace(part, rows=(), offset=offset, size=size, bytes=share))
+    if part.rows:
+        return
     axis = next((axis for axis, count in enumerate(part.size) if count > 1), None)
     if axis is None or not part.bytes:
         yield part.offset, part.size, part.bytes

@@ -46,6 +46,7 @@ DTYPES = {
 }
 
 Shape = tuple[int, ...]
+Rows = tuple[tuple[int, int], ...]  # intervals along the first dimension
 
 
 class Damaged(UserError):
@@ -54,11 +55,12 @@ class Damaged(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a tensor that a rank owns: a box in the whole."""
+    """The part of a tensor that a rank owns: a box in the whole, or several with these rows of it."""
 
     tensor: "Tensor"
     shape: Shape  # of the whole
     offset: Shape
+    rows: Rows = ()
 
     @staticmethod
     def whole(tensor: "Tensor") -> "Piece":

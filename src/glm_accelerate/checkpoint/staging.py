@@ -32,11 +32,19 @@ def plan(groups: Pieces) -> list[tuple[PieceEntry, Tensor]]:
     place = 0
     for group, name, piece in _each(groups):
         tensor = piece.tensor.detach()
-        ends = zip(piece.offset, tensor.shape, piece.shape, strict=True)
+        ends = zip(piece.offset, _extent(piece), piece.shape, strict=True)
         assert all(first + count <= whole for first, count, whole in ends), f"{name} goes beyond its whole"
         length = tensor.numel() * tensor.element_size()
         part = PieceEntry(
-            group, name, NAMES[tensor.dtype], piece.shape, piece.offset, tuple(tensor.shape), place, length
+            group,
+            name,
+            NAMES[tensor.dtype],
+            piece.shape,
+            piece.offset,
+            tuple(tensor.shape),
+            place,
+            length,
+            piece.rows,
         )
         planned.append((part, tensor))
         place += math.ceil(length / ALIGN) * ALIGN
@@ -87,6 +95,7 @@ class Staging:
             and part.offset == piece.offset
             and view.shape == piece.tensor.shape
             and part.shape == piece.shape
+            and part.rows == piece.rows
             for (group, name, piece), part, view in zip(pieces, self._parts, self._views, strict=True)
         )
 
@@ -111,6 +120,14 @@ class Staging:
         del self._flat
         os.close(self.data)
         os.close(self.words)
+
+
+def _extent(piece: Piece) -> tuple[int, ...]:
+    """From its offset to its end."""
+    if not piece.rows:
+        return tuple(piece.tensor.shape)
+    assert sum(stop - start for start, stop in piece.rows) == piece.tensor.shape[0]
+    return piece.rows[-1][1] - piece.offset[0], *piece.tensor.shape[1:]
 
 
 def _each(groups: Pieces) -> Iterator[tuple[str, str, Piece]]:

@@ -35,6 +35,7 @@ def parse_parts(said: list[dict[str, Any]]) -> list[PieceEntry]:
     parts: list[PieceEntry] = []
     for entry in said:
         fields: dict[str, Any] = {**entry, **{key: tuple(entry[key]) for key in boxes}}
+        fields["rows"] = tuple((start, stop) for start, stop in entry["rows"])
         parts.append(PieceEntry(**fields))
     return parts
 

@@ -105,7 +105,9 @@ def _train(args: argparse.Namespace) -> int:
                 start=start,
                 observers=[ConsoleObserver(console, best=lambda: best_so_far(directory))],
                 on_read=watch,
-                on_built=lambda ready: show_start(ready.run.plan, ready.proofs, ready.resumed, console),
+                on_built=lambda ready: show_start(
+                    ready.run.plan, ready.proofs, ready.resumed and ready.resumed.step, console
+                ),
             )
     except ConfigChanged as error:
         _show([(change.key, change.then, change.now, change.flag) for change in error.changes], console)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.observe.events import BEGINNINGS, Event, Observer
+from glm_accelerate.observe.events import BEGINNINGS, Event, EventLog, Events, Observer
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.folders import make_folder
 
@@ -29,6 +29,14 @@ CURVES = {
     "tokens_per_second": "speed/tokens_per_second",
     "memory_bytes": "memory/bytes",
 }
+
+
+def events_of(config: RunConfig, run: Path, attempt: int, observers: Sequence[Observer] | None) -> Events:
+    """To a run's logs, its sinks and these observers. None of them, as on other ranks: to nobody."""
+    if observers is None:
+        return Events([], attempt)
+    logs = [EventLog(run / "events.jsonl"), EventLog(run / "evals.jsonl", kinds=("eval",))]
+    return Events([*logs, *open_sinks(config.observe.sinks, run, config), *observers], attempt)
 
 
 def open_sinks(names: Sequence[str], run_dir: Path, config: RunConfig) -> list[Observer]:

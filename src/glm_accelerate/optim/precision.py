@@ -1,7 +1,7 @@
 """The loss scale of float16: the loss is multiplied, so that small gradients do not become zero; gradients
 are divided again where they are clipped. Two numbers are all of its state.
 
-    (loss * scale.value).backward();  norm = gradient_norm(optimizer, scale.value)
+    (loss * scale.value).backward();  norm = mover.norm(scale.value)
     scale = rescale(scale, isfinite(norm), patience=1000)
 """
 

@@ -1,21 +1,24 @@
 """What an optimizer remembers, as plain tensors by the names of parameters; and back, to the same bits."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from glm_accelerate.optim.eight_bit import SCALES, put_together, take_apart
-from glm_accelerate.optim.host import HostOptimizer
 
 COUNT, MASTER = "step", "master"  # a count of updates; a weight in more digits than the model holds
 
+Masters = Iterable[
+    tuple[str, Tensor, bool]
+]  # what moves under the name of a weight; whether it has more digits
 
-def optimizer_state(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+
+def state_of(optimizer: Optimizer, masters: Masters) -> dict[str, Tensor]:
     """Every moment as `name::moment`, so that files name parameters and not positions."""
     state: dict[str, Tensor] = {}
-    for name, parameter, ahead in _owners(optimizer, named):
+    for name, parameter, ahead in masters:
         for key, value in optimizer.state.get(parameter, {}).items():
             moment = value if isinstance(value, Tensor) else torch.tensor(value)
             state |= take_apart(f"{name}::{key}", moment)
@@ -25,13 +28,9 @@ def optimizer_state(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -
 
 
 @torch.no_grad()
-def load_optimizer_state(
-    optimizer: Optimizer, named: Iterable[tuple[str, Tensor]], state: dict[str, Tensor]
-) -> None:
-    """Take back what `optimizer_state` gave. The weights are there already."""
-    if isinstance(optimizer, HostOptimizer):
-        optimizer.refresh()
-    owners = {name: parameter for name, parameter, _ in _owners(optimizer, named)}
+def load_state(optimizer: Optimizer, masters: Masters, state: dict[str, Tensor]) -> None:
+    """Take back what `state_of` gave."""
+    owners = {name: parameter for name, parameter, _ in masters}
     found: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():
         name, _, moment = key.partition("::")
@@ -49,11 +48,3 @@ def load_optimizer_state(
 def shaped_otherwise(moment: str) -> bool:
     """Whether a part of the state is not shaped like its weight, but whole on every rank."""
     return moment == COUNT or moment.endswith(SCALES)
-
-
-def _owners(optimizer: Optimizer, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, bool]]:
-    """Whose state it is, under the name of the weight; and whether it is a weight itself."""
-    if isinstance(optimizer, HostOptimizer):
-        yield from optimizer.masters(named)
-    else:
-        yield from ((name, parameter, False) for name, parameter in named)

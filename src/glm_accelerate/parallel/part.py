@@ -5,23 +5,22 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from glm_accelerate.parallel.ranks import Ranks
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What this rank holds of a tensor. `owned`: it is this one, of all that hold the same, that saves it."""
+    """What this rank holds of a tensor. `owned`: of all ranks that hold the same, this one saves it."""
 
     local: Tensor
     shape: tuple[int, ...]  # of the whole
     offset: tuple[int, ...]
-    owned: bool
+    owned: bool = True
+    rows: tuple[tuple[int, int], ...] = ()  # of the whole, if they are not all next to each other
 
 
-def part_of(tensor: Tensor, ranks: Ranks) -> Part:
-    """Of a tensor that is not divided every rank holds the whole, and the first one answers for it."""
+def part_of(tensor: Tensor) -> Part:
+    """Of what FSDP divides; anything else is whole."""
     if not isinstance(tensor, DTensor):
-        return Part(tensor, tuple(tensor.shape), (0,) * tensor.ndim, ranks.first)
+        return Part(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
     place = tensor.device_mesh.get_coordinate()
     assert place is not None
     offset, owned = [0] * tensor.ndim, True

@@ -1,37 +1,35 @@
-"""Gradients summed over ranks that each hold the whole model: once a step, in few large operations.
+"""Gradients summed over ranks: once a step, in few large operations.
 
-FSDP sums those of divided tensors itself. The buckets follow from the parameters' order and sizes alone, so
-a resumed run adds in the same order as an uninterrupted one.
+The buckets follow from the parameters' order and sizes alone, so a resumed run adds in the same order as an
+uninterrupted one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.part import local_of
+from glm_accelerate.parallel.place import Place
 
 BUCKET_BYTES = 32 * 2**20
 
 
-def sum_gradients(parameters: Iterable[Tensor], ranks: Ranks) -> None:
-    """In place. A rank that learnt nothing adds zeros."""
-    if ranks.count == 1:
-        return
-    for bucket in _buckets(p for p in parameters if not isinstance(p, DTensor)):
-        _sum(bucket)
+def sum_gradients(parameters: Iterable[Tensor], place: Place, axes: Sequence[str]) -> None:
+    """In place, over the ranks along these axes. A rank that learnt nothing adds zeros."""
+    if place.count(*axes) > 1:
+        for bucket in _buckets(parameters):
+            _sum(bucket, place, axes)
 
 
-def _sum(bucket: Sequence[Tensor]) -> None:
-    """What it takes is given back before the next bucket is made."""
+def _sum(bucket: Sequence[Tensor], place: Place, axes: Sequence[str]) -> None:
+    """The bucket's own memory is given back before the next one is filled."""
     for parameter in bucket:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
+    gradients = [local_of(parameter.grad) for parameter in bucket if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
+    place.sum_(flat, *axes)
     parts = flat.split([gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))

@@ -1,15 +1,16 @@
 """A model divided over ranks by FSDP2, from outside: each block is a unit, or
 neighbours that share weights; the rest is the root's.
 
-replicas x shards: every shard group holds one copy of the state, replicas hold the same shards.
+data x shard: the ranks along `shard` hold one copy of the state together, those along `data` hold the same.
 Gradients are summed, never averaged: the loss is already divided by the step's targets over all ranks.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
@@ -17,17 +18,11 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
-from glm_accelerate.parallel.part import as_part, part_of
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.part import as_part, local_of
+from glm_accelerate.parallel.table import CutTable
 
 # Layers cast for themselves, so weights are gathered as they are kept: the same numbers at any N.
 AS_KEPT = MixedPrecisionPolicy(cast_forward_inputs=False)
-
-
-def make_mesh(device: torch.device, ranks: int, shards: int) -> DeviceMesh:
-    """replicas x shards, shards next to each other."""
-    assert ranks % shards == 0, f"{ranks} ranks don't divide into groups of {shards}"
-    return init_device_mesh(device.type, (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
 def shard(model: nn.Module, blocks: Sequence[nn.Module], entries: Sequence[str], mesh: DeviceMesh) -> None:
@@ -58,7 +53,7 @@ def fill(
     model: nn.Module,
     read: Callable[[str, Sequence[int], Sequence[int]], Tensor],
     device: torch.device,
-    ranks: Ranks,
+    table: CutTable,
 ) -> None:
     """Give a model that was divided on the device `meta` its weights: each rank reads its own part alone.
 
@@ -69,10 +64,9 @@ def fill(
         if not parameter.is_meta:
             continue
         if parameter not in made:
-            part = part_of(parameter, ranks)
-            local = torch.empty(part.local.shape, dtype=parameter.dtype, device=device)
+            local = torch.empty(local_of(parameter).shape, dtype=parameter.dtype, device=device)
             if local.numel():
-                local.copy_(read(name, part.offset, local.shape))
+                local.copy_(table.read(name, parameter, partial(read, name)))
             made[parameter] = nn.Parameter(as_part(local, parameter), parameter.requires_grad)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, made[parameter])

@@ -6,24 +6,21 @@ Checkpoints, results and snapshots go in the same moment, so that what is there 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from glm_accelerate.checkpoint import retain
 from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.evaluate.protocol import ledger
-from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.life import Life
 
 
 @dataclass(slots=True)
 class Branch:
     """All ranks call `give_up` at the same steps."""
 
-    run: Path
+    life: Life
     step: int  # -1: a start at the beginning
-    attempt: int
-    ranks: Ranks
     named: bool  # by the user: else what is beyond the step is damaged, or to be begun anew
     given_up: bool = False
     after: Callable[[], None] | None = None  # it was given up
@@ -32,16 +29,17 @@ class Branch:
         """Before anything of this start lies beyond its step. One that ends before has changed nothing."""
         if self.given_up:
             return
-        self.ranks.decide(self._move_aside)
+        self.life.ranks.decide(self._move_aside)
         self.given_up = True
         if self.after is not None:
             self.after()
 
     def _move_aside(self) -> None:
+        run = self.life.run
         try:
-            sweep(self.run / FOLDER)
-            retain.abandon_after(self.run, self.step)
-            ledger.abandon_after(self.run, self.step, self.attempt)
+            sweep(run / FOLDER)
+            retain.abandon_after(run, self.step)
+            ledger.abandon_after(run, self.step, self.life.attempt)
         except OSError as error:
             what = f"what is later than step {self.step} cannot be moved aside: {error.strerror}"
-            raise UserError(what, where=error.filename or self.run) from error
+            raise UserError(what, where=error.filename or run) from error

@@ -6,10 +6,7 @@ step e: a snapshot and a request (or at once, inline) ... later: its result ... 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from torch.optim import Optimizer
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, SaveOutcome
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of, failed
@@ -20,17 +17,17 @@ from glm_accelerate.evaluate.protocol.requests import GIVEN_UP, Requests
 from glm_accelerate.evaluate.statistics.decide import best, finalists
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.observe.events import Events
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.best import BestWeights
 from glm_accelerate.train.branch import Branch
 from glm_accelerate.train.decisions import Decisions
+from glm_accelerate.train.life import Life
 from glm_accelerate.train.settle import Settled
 from glm_accelerate.train.snapshots import Snapshots
-from glm_accelerate.train.state import Progress, moved
+from glm_accelerate.train.state import Progress, resume_tensors
 
 POLL, PAUSE = 0.5, 0.05  # seconds between two polls for results, while training and while it waits
 QUIET = 5.0  # seconds of waiting before the first warning; then four times as long each time
@@ -46,10 +43,7 @@ class Evaluation:
     steps on all ranks. There is either `inline` or `snapshots`.
     """
 
-    run: Path
-    attempt: int
-    ranks: Ranks
-    events: Events
+    life: Life
     plan: RunPlan
     progress: Progress
     branch: Branch  # of earlier attempts
@@ -90,7 +84,7 @@ class Evaluation:
             counts = f"step {position} is the first that counts"
             self._warn(f"evaluations ask otherwise than before ({other}): {counts}")
         self.requests.resume()
-        if self.ranks.first:
+        if self.life.ranks.first:
             self.requests.withdraw_other_exams()
         if self.snapshots is not None:
             self.snapshots.stage()
@@ -115,7 +109,7 @@ class Evaluation:
         """
         if self.snapshots is not None:
             self.snapshots.wait(SNAPSHOT_AT_END)
-        self.ranks.decide(lambda: self._wait_for_the_rest(interrupted))
+        self.life.ranks.decide(lambda: self._wait_for_the_rest(interrupted))
         self.close(SNAPSHOT_AT_END)
 
     def close(self, limit: float) -> None:
@@ -131,7 +125,7 @@ class Evaluation:
             self.branch.give_up()
         if step not in self.history.requested:
             self.history.requested.append(step)
-        self.requests.attempts[step] = self.attempt
+        self.requests.attempts[step] = self.life.attempt
         if self.inline is not None:
             self._examine(self.inline, step)
             return
@@ -139,34 +133,34 @@ class Evaluation:
         section = self.requests.section
         if section.keep == "all" or section.decides or step == self.plan.steps:
             self.snapshots.wait(SNAPSHOT_NEEDED)
-        busy, given_up = self.ranks.total([self.snapshots.busy(), self.requests.given_up])
+        busy, given_up = self.life.ranks.total([self.snapshots.busy(), self.requests.given_up])
         if not busy and not given_up:
             self.snapshots.publish(step)
-        elif self.ranks.first:
+        elif self.life.ranks.first:
             request = self.requests.request(step)
             reason = GIVEN_UP if given_up else "the snapshot before is still being written"
             self._receive(self.requests.withdraw(request, "failed" if given_up else "skipped", reason))
 
     def _examine(self, examiner: GlmExaminer, step: int) -> None:
         """Inline, by all ranks together."""
-        stem, losses, targets = self.ranks.decide(lambda: self.requests.baseline(step))
-        request = Request(step, self.requests.exam_id, self.attempt, "", against=stem)
+        stem, losses, targets = self.life.ranks.decide(lambda: self.requests.baseline(step))
+        request = Request(step, self.requests.exam_id, self.life.attempt, "", against=stem)
         baseline = None if stem is None else SampleLosses.of(losses, targets)
         try:
-            findings = examiner.examine(request, str(self.run), baseline)
+            findings = examiner.examine(request, str(self.life.run), baseline)
         except (UserError, MemoryError, RuntimeError, OSError) as error:
             findings = failed(request, error)
         free(examiner.model)
-        if self.ranks.first:
+        if self.life.ranks.first:
             self._receive(self.requests.publish(findings))
 
     def _request_again(self) -> None:
         """Requests of an earlier attempt on this branch that have no result, in order of steps."""
         for step in self.history.pending:
-            left = self.ranks.decide(lambda step=step: self._left_of(step))
+            left = self.life.ranks.decide(lambda step=step: self._left_of(step))
             if left == "nothing" and step == self.progress.position:
                 self._request(step)
-            elif left == "nothing" and self.ranks.first:
+            elif left == "nothing" and self.life.ranks.first:
                 request = self.requests.request(step)
                 self._receive(self.requests.withdraw(request, "failed", "its snapshot is gone"))
         self._post()
@@ -187,7 +181,7 @@ class Evaluation:
         if self.snapshots is not None:
             self._published(self.snapshots.outcomes())
         now = time.monotonic()
-        if self.ranks.first and now >= self._next_poll:
+        if self.life.ranks.first and now >= self._next_poll:
             self._next_poll = now + POLL
             results, warnings = self.requests.poll()
             self._warn(*warnings)
@@ -197,20 +191,22 @@ class Evaluation:
         self._post()
 
     def _published(self, outcomes: Iterable[SaveOutcome]) -> None:
-        for outcome in outcomes if self.ranks.first else ():
+        for outcome in outcomes if self.life.ranks.first else ():
             if outcome.path is None:
                 request = self.requests.request(outcome.step)
                 reason = f"no snapshot: {outcome.error}"
                 self._receive(self.requests.withdraw(request, "failed", reason))
                 continue
-            self.events.emit("snapshot", {"step": outcome.step, "blocked_seconds": outcome.blocked_seconds})
+            self.life.events.emit(
+                "snapshot", {"step": outcome.step, "blocked_seconds": outcome.blocked_seconds}
+            )
             self._to_post.append(outcome.step)
 
     def _post(self) -> None:
         """Post the requests whose snapshots are there. Where results decide, the step to compare with follows
         from those that count by then and no other: so a request is posted when they are in.
         """
-        for step in sorted(self._to_post) if self.ranks.first else ():
+        for step in sorted(self._to_post) if self.life.ranks.first else ():
             lag = self.requests.lag
             if not lag or all(one > step - lag for one in self.history.pending):
                 self._to_post.remove(step)
@@ -221,7 +217,7 @@ class Evaluation:
         for result in results:
             where = "inline" if self.inline is not None else self.plan.evaluate_where
             fields = {"where": where, "taken_at": self.progress.position}
-            self.events.emit("eval", {**result.event(), **fields})
+            self.life.events.emit("eval", {**result.event(), **fields})
             if result.exam_id != self.requests.exam_id:  # a finalist's
                 self._finalists[result.step] = result
                 continue
@@ -236,7 +232,7 @@ class Evaluation:
         """Name the best step, and delete snapshots that nobody will need. While another branch may still be
         resumed, its files stay as they are.
         """
-        if not self.ranks.first or not self.branch.given_up:
+        if not self.life.ranks.first or not self.branch.given_up:
             return
         prefix, margin = self.history.prefix, self.requests.section.margin
         self._name_best(best(prefix, margin))
@@ -249,7 +245,7 @@ class Evaluation:
         """Apply on all ranks what is due to be decided now."""
         due = self.decisions.due(self.progress.position)
         if due is not None:
-            conclusions = self.ranks.decide(lambda: self._conclude(due, interrupted))
+            conclusions = self.life.ranks.decide(lambda: self._conclude(due, interrupted))
             if conclusions is not None:  # else a signal: it is decided when the run goes on
                 self.decisions.apply(conclusions)
         return self.decisions.stopped
@@ -268,7 +264,7 @@ class Evaluation:
             self._receive(self.requests.withdraw(request, "timeout", "nobody evaluated it in time"))
         conclusions, sentences = self.decisions.conclude(step, self.progress.position)
         for sentence in sentences:
-            self.events.emit("decision", {"step": self.progress.position, "said": sentence})
+            self.life.events.emit("decision", {"step": self.progress.position, "said": sentence})
         return conclusions
 
     def _wait(self, missing: Callable[[], list[int]], ends: float, interrupted: Interrupted) -> bool:
@@ -281,7 +277,7 @@ class Evaluation:
             if now > next_warning:
                 quiet *= 4
                 next_warning = now + quiet
-                hint = "" if self.requests.evaluator else f": `evaluate {self.run} --follow` makes them"
+                hint = "" if self.requests.evaluator else f": `evaluate {self.life.run} --follow` makes them"
                 left = f"{ends - now:.0f} s more at the most"
                 self._warn(f"waiting for evaluations of steps {steps}, {left}{hint}")
             time.sleep(PAUSE)
@@ -299,7 +295,9 @@ class Evaluation:
             self._name_best(self._winner(ends, interrupted))
         else:
             steps = self.history.pending
-            self._warn(f"not evaluated at the end: steps {steps}; `evaluate {self.run} --follow` does it now")
+            self._warn(
+                f"not evaluated at the end: steps {steps}; `evaluate {self.life.run} --follow` does it now"
+            )
 
     def _winner(self, ends: float, interrupted: Interrupted) -> int | None:
         """The best of the finalists, on all held-out samples if their weights are still there."""
@@ -317,12 +315,12 @@ class Evaluation:
         winner = min(losses, key=lambda step: (losses[step], step))
         figures = ", ".join(f"step {step} {loss:.4f}" for step, loss in sorted(losses.items()))
         sentence = f"the best is step {winner}: on all held-out samples {figures}"
-        self.events.emit("decision", {"step": self.progress.position, "said": sentence})
+        self.life.events.emit("decision", {"step": self.progress.position, "said": sentence})
         return winner
 
     def _name_best(self, step: int | None) -> None:
         """On the first rank. None is the best while only the beginning has a result."""
-        if not self.ranks.first:
+        if not self.life.ranks.first:
             return
         try:
             self.best.name(step if self.history.losses.keys() - {0} else None)
@@ -331,14 +329,14 @@ class Evaluation:
 
     def _warn(self, *sentences: str) -> None:
         for sentence in sentences:
-            self.events.emit("warning", {"said": sentence})
+            self.life.events.emit("warning", {"said": sentence})
 
 
 def evaluation_of(
-    settled: Settled, model: Decoder, optimizer: Optimizer, progress: Progress, events: Events, branch: Branch
+    settled: Settled, life: Life, model: Decoder, mover: Mover, progress: Progress, branch: Branch
 ) -> Evaluation | None:
     """Inline on the trainer's own weights, or by snapshots for an evaluator; None without held-out data."""
-    config, plan, ranks, run = settled.config, settled.plan, settled.ranks, settled.directory
+    config, plan, ranks, run = settled.config, settled.plan, life.ranks, life.run
     if settled.inputs.dev is None or not plan.evaluate_every:
         ranks.decide(BestWeights(run).clear)  # of an earlier attempt
         return None
@@ -349,7 +347,7 @@ def evaluation_of(
             try:
                 evaluator = start_beside(run, plan, section)
             except UserError as error:
-                events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})
+                life.events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})
         inline = ranks.decide(lambda: evaluator is None)
     lag = plan.evaluate_every if section.lag == "auto" else section.lag
     requests = Requests(
@@ -370,16 +368,13 @@ def evaluation_of(
         run=run,
         checkpointer=checkpointer,
         attempt=settled.attempt,
-        state=lambda: moved(model, optimizer, ranks),
+        state=lambda: resume_tensors(mover),
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method},
     )
     examiner = GlmExaminer(exam, model, ranks=ranks, divided=plan.shards > 1, by={"where": "inline"})
     return Evaluation(
-        run=run,
-        attempt=settled.attempt,
-        ranks=ranks,
-        events=events,
+        life=life,
         plan=plan,
         progress=progress,
         branch=branch,

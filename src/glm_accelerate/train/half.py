@@ -7,27 +7,29 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.observe.events import Events
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.optim.widen import LARGEST, Extremes, Mixed, extremes, wide_dtype
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.parallel.place import Place
 from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.train.life import Life
+from glm_accelerate.train.passes import ForwardBackward
 from glm_accelerate.train.state import Progress, Wide
-from glm_accelerate.train.step import forward_backward
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
     """What a run in float16 has besides others."""
 
+    model: Decoder
     mixed: Mixed
     first: float  # loss scale
     seed: int
 
 
-def in_half(model: Decoder, progress: Progress, *, compute: str, first: float, seed: int) -> Half | None:
+def in_half(model: Decoder, progress: Progress, compute: str, config: RunConfig) -> Half | None:
     """For float16; None for everything else, whose progress then holds nothing of it."""
     if compute != "float16":
         progress.scale = progress.wide = None
@@ -36,27 +38,19 @@ def in_half(model: Decoder, progress: Progress, *, compute: str, first: float, s
     wide = wide_dtype(model.embed.device)
     mixed = Mixed(units, model.norm, narrow=torch.float16, wide=wide)
     if progress.scale is None:
-        progress.scale = Scale(first)
+        progress.scale = Scale(config.precision.loss_scale)
     if progress.wide is not None:
         mixed.move(progress.wide.layers)
-    return Half(mixed, first, seed)
+    return Half(model, mixed, config.precision.loss_scale, config.train.seed)
 
 
-def settle(
-    half: Half,
-    model: Decoder,
-    step: Step,
-    progress: Progress,
-    device: torch.device,
-    ranks: Ranks,
-    events: Events,
-) -> None:
+def widen(half: Half, step: Step, progress: Progress, passes: ForwardBackward, life: Life) -> None:
     """Before a step, where it is time to: choose which layers are wide, on the samples of that step."""
     scale, wide = progress.scale, progress.wide
     assert scale is not None
     if wide is not None and (progress.bad_in_a_row != 1 or wide.step == step.number):
         return
-    found = measure(half, model, step, device, ranks)
+    found = measure(half, step, passes, life.place)
     before = () if wide is None else wide.layers
     moved = tuple(name for name in half.mixed.units if name in before or not found[name].fits)
     if wide is not None and moved != before:
@@ -64,7 +58,7 @@ def settle(
     progress.wide = Wide(step.number, moved)
     half.mixed.move(moved)
     dtype = str(half.mixed.wide).removeprefix("torch.")
-    events.emit(
+    life.events.emit(
         "decision",
         {
             "step": step.number,
@@ -75,14 +69,13 @@ def settle(
     )
 
 
-def measure(
-    half: Half, model: Decoder, step: Step, device: torch.device, ranks: Ranks
-) -> dict[str, Extremes]:
-    """What a step's samples come to in every layer, on all ranks. The gradients are thrown away."""
+def measure(half: Half, step: Step, passes: ForwardBackward, place: Place) -> dict[str, Extremes]:
+    """The extremes of a step's samples in every layer, on all ranks. The gradients are thrown away."""
+    model, ranks = half.model, place.ranks
     recompute, model.recompute = model.recompute, True  # wide activations take no more room than narrow ones
-    seed_all(step_seed(half.seed, step.number, ranks.rank))
+    seed_all(step_seed(half.seed, step.number, place.samples[0]))
     with half.mixed.measured(half.first) as gauges:
-        forward_backward(model, step, device, together=ranks.count > 1)
+        passes(step)
     model.zero_grad(set_to_none=True)
     model.recompute = recompute
     own = [number for gauge in gauges.values() for number in gauge.numbers()]

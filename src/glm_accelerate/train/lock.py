@@ -4,11 +4,12 @@ import fcntl
 import os
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train.directory import make_ready
 
 
 @contextmanager
@@ -32,3 +33,9 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def take_lock(run: Path, held: ExitStack) -> None:
+    """Of a directory that can be written, for as long as the stack holds it."""
+    make_ready(run)
+    held.enter_context(only_trainer(run))

@@ -5,24 +5,23 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
-from torch.optim import Optimizer
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.observe.events import Events
-from glm_accelerate.optim.fused_backward import FusedBackward
+from glm_accelerate.optim.mover import Mover
 from glm_accelerate.optim.schedule import rate
-from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
 from glm_accelerate.train.evaluation import Evaluation
-from glm_accelerate.train.half import Half, settle
+from glm_accelerate.train.half import Half, widen
+from glm_accelerate.train.life import Life
+from glm_accelerate.train.passes import ForwardBackward
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
-from glm_accelerate.train.step import StepOutcome, update
+from glm_accelerate.train.step import StepOutcome, train_step
 from glm_accelerate.train.stop import StopRequest
 from glm_accelerate.train.watch import Watch
 
@@ -33,24 +32,27 @@ class Run:
 
     config: RunConfig
     plan: RunPlan
-    device: torch.device
+    life: Life
     model: Decoder
-    optimizer: Optimizer
+    passes: ForwardBackward
+    mover: Mover
     steps: Generator[Step, None, None]
     progress: Progress
-    events: Events
     saver: Saver
-    ranks: Ranks
     watch: Watch  # over memory
     evaluation: Evaluation | None
-    half: Half | None = None  # in float16
-    rehearse: Callable[[], None] | None = None  # before the first step
-    fused: FusedBackward | None = None  # weights move within the backward pass
+    half: Half | None  # in float16
+    rehearse: Callable[[], None]  # before the first step
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self.model.embed.device
 
 
 def loop(run: Run, stop: StopRequest) -> str:
     """Train until the plan's last step or a request to stop. Returns the reason for stopping."""
-    progress, plan, ranks = run.progress, run.plan, run.ranks
+    progress, plan, ranks, events = run.progress, run.plan, run.life.ranks, run.life.events
     if run.evaluation is not None and run.evaluation.stopped is not None:
         return "done"
     run.model.train()
@@ -59,31 +61,10 @@ def loop(run: Run, stop: StopRequest) -> str:
         began = time.perf_counter()
         ranks.doing.step, ranks.doing.phase = step.number, "training"
         device_of(run.device).reset_peak()
-        if run.half is not None:
-            settle(run.half, run.model, step, progress, run.device, ranks, run.events)
-        if step.number == first and run.rehearse is not None:  # which layers are wide is known now
-            run.rehearse()
-        learning_rate = run.config.optim.learning_rate * _rate(run)
-        scale = progress.scale.value if progress.scale is not None else 1.0
-        seed_all(step_seed(run.config.train.seed, step.number, ranks.rank))
-        with run.watch.over(step):
-            outcome = update(
-                run.model,
-                run.optimizer,
-                step,
-                run.device,
-                learning_rate=learning_rate,
-                limit=run.config.optim.clip,
-                ranks=ranks,
-                scale=scale,
-                offload="activations" in plan.offload,
-                fused=run.fused,
-            )
-        seconds = time.perf_counter() - began
         usual = progress.level.usual
-        progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
-        scaled = {"loss_scale": scale} if run.half is not None else {}
-        run.events.emit("step", _fields(run, step, outcome, learning_rate, seconds) | scaled)
+        outcome = take(run, step, run.rehearse if step.number == first else None)
+        seconds = time.perf_counter() - began
+        events.emit("step", _fields(run, step, outcome, seconds))
         _warn(run, step, outcome, usual)
         run.saver.heed()
         last = step.number == plan.steps
@@ -107,6 +88,20 @@ def loop(run: Run, stop: StopRequest) -> str:
     return "done"
 
 
+def take(run: Run, step: Step, rehearse: Callable[[], None] | None = None) -> StepOutcome:
+    """One step: what is settled before it, its randomness, the step itself, and where the run stands then."""
+    if run.half is not None:
+        widen(run.half, step, run.progress, run.passes, run.life)
+    if rehearse is not None:  # which layers are wide is known now
+        rehearse()
+    place = run.life.place
+    seed_all(step_seed(run.config.train.seed, step.number, place.samples[0]))
+    with run.watch.over(step):
+        outcome = train_step(run.passes, run.mover, step, _rate(run), run.progress.loss_scale, place)
+    run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
+    return outcome
+
+
 def _warn(run: Run, step: Step, outcome: StepOutcome, usual: float | None) -> None:
     """What a person should know of this step."""
     said = [run.watch.drift(step)]
@@ -114,7 +109,7 @@ def _warn(run: Run, step: Step, outcome: StepOutcome, usual: float | None) -> No
         jump = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
         said.append(f"{jump}: checkpoints are suspect until it is back")
     for sentence in filter(None, said):
-        run.events.emit("warning", {"said": sentence})
+        run.life.events.emit("warning", {"said": sentence})
 
 
 def _not_finite(run: Run, step: Step) -> UserError:
@@ -127,9 +122,10 @@ def _not_finite(run: Run, step: Step) -> UserError:
 
 
 def _rate(run: Run) -> float:
+    """Of the next step: by the schedule, and as often lowered as evaluations asked for it."""
     optim = run.config.optim
     times = 0 if run.evaluation is None else run.evaluation.lowered
-    return run.config.evaluate.lower_rate_by**times * rate(
+    share = run.config.evaluate.lower_rate_by**times * rate(
         run.progress.applied,
         run.plan.steps,
         schedule=optim.schedule,
@@ -137,12 +133,12 @@ def _rate(run: Run) -> float:
         decay=optim.decay,
         floor=optim.floor,
     )
+    return optim.learning_rate * share
 
 
-def _fields(
-    run: Run, step: Step, outcome: StepOutcome, learning_rate: float, seconds: float
-) -> dict[str, object]:
+def _fields(run: Run, step: Step, outcome: StepOutcome, seconds: float) -> dict[str, object]:
     """The `step` event of the contract."""
+    scaled = {} if run.half is None else {"loss_scale": outcome.scale}
     return {
         "step": step.number,
         "applied": outcome.applied,
@@ -152,8 +148,9 @@ def _fields(
         "tokens": step.tokens,
         "targets": step.targets,
         "tokens_per_second": step.tokens / seconds,
-        "learning_rate": learning_rate,
+        "learning_rate": outcome.rate,
         "grad_norm": outcome.grad_norm,
         "memory_bytes": device_of(run.device).peak(),
         "seconds": seconds,
+        **scaled,
     }

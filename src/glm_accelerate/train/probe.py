@@ -18,13 +18,13 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.types import IGNORED, Batch, Step
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.static import make_moments
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.plan.probe import FEW, Answer
 from glm_accelerate.prove.start import prove_inputs
@@ -35,7 +35,8 @@ from glm_accelerate.runtime.host import (
     reset_peak_resident,
 )
 from glm_accelerate.train.build import Built
-from glm_accelerate.train.step import update
+from glm_accelerate.train.passes import WholeModel
+from glm_accelerate.train.step import train_step
 
 # Of the largest pass, the share of its tokens and of its targets. Smaller ones leave the holes in the heap
 # that they leave in a run.
@@ -56,15 +57,16 @@ def main() -> None:
     model = _model(config, job, family)
     optimizer = build_optimizer(model.named_parameters(), config.optim, native=model.form == "native")
     keep_copies(optimizer, model)
+    passes, mover = WholeModel(model, DEVICE), mover_of(optimizer, clip=config.optim.clip)
     prove_inputs(config, inputs, directory)
     give_back_memory()
     reset_peak_resident()
-    make_moments(optimizer)
+    mover.make_moments()
     took: defaultdict[tuple[float, float], list[float]] = defaultdict(list)
     for shares in PASSES:
         began = time.perf_counter()
         step = _step(job, *shares)
-        update(model, optimizer, step, DEVICE, learning_rate=0.0, limit=config.optim.clip)
+        train_step(passes, mover, step, 0.0)
         took[shares].append(time.perf_counter() - began)
     answer = Answer(peak_resident(), min(took[WHOLE]), min(took[HALF]), min(took[FEWER]), took[WHOLE][0])
     sys.stdout.write(json.dumps(asdict(answer)))

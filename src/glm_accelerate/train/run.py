@@ -54,7 +54,8 @@ def train(
         if on_built is not None and ranks.first:
             on_built(ready)
         run = ready.run
-        run.events.emit("start" if ready.resumed is None else "resume", _start_fields(ready))
+        events = run.life.events
+        events.emit("start" if ready.resumed is None else "resume", _start_fields(ready))
         with StopRequest(stop_after) as stop:
             try:
                 if run.evaluation is not None:
@@ -72,7 +73,7 @@ def train(
                 reason = stop.reason(-1) or reason
             elif run.evaluation is not None:
                 run.evaluation.close(MOMENT)
-            run.events.emit("stop", {"reason": reason, "step": run.progress.position})
+            events.emit("stop", {"reason": reason, "step": run.progress.position})
         seconds = time.perf_counter() - began
         return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))
 
@@ -82,7 +83,7 @@ def _start_fields(ready: Built) -> dict[str, object]:
     trained = sum(parameter.numel() for parameter in ready.run.model.parameters() if parameter.requires_grad)
     return {
         "step": ready.run.progress.position,
-        "of": ready.saved_by,
+        "of": 0 if ready.resumed is None else ready.resumed.attempt,
         "steps": plan.steps,
         "family": plan.family,
         "method": ready.run.config.adapt.method,

@@ -19,14 +19,17 @@ from glm_accelerate.checkpoint.policy import Adaptive, Fixed, Measured, Policy, 
 from glm_accelerate.checkpoint.retain import Keep, tidy
 from glm_accelerate.checkpoint.staging import as_bytes
 from glm_accelerate.config.schema import CheckpointSection
-from glm_accelerate.observe.events import Events, Past
-from glm_accelerate.parallel.ranks import Ranks
-from glm_accelerate.runtime.env import cores
+from glm_accelerate.evaluate.statistics.decide import best
+from glm_accelerate.observe.events import Past, read_past
+from glm_accelerate.optim.mover import Mover
+from glm_accelerate.runtime import env
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.host import host_memory
 from glm_accelerate.runtime.words import amount
 from glm_accelerate.train.branch import Branch
-from glm_accelerate.train.state import Pieces, Progress
+from glm_accelerate.train.life import Life
+from glm_accelerate.train.settle import Settled
+from glm_accelerate.train.state import Pieces, Progress, resume_tensors
 
 MOMENT = 30.0  # seconds that an error waits for what is being written
 AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come
@@ -38,14 +41,10 @@ SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to know
 class Saver:
     """One rank's part in every save of a run. All ranks call the same methods at the same steps."""
 
-    run: Path
+    life: Life
     checkpointer: Checkpointer
-    ranks: Ranks
-    events: Events
     section: CheckpointSection
     last_step: int
-    attempt: int
-    run_id: str
     past: Past  # earlier attempts of this run
     progress: Progress
     best: Callable[[], int | None]  # the step that evaluations have found best so far
@@ -64,11 +63,11 @@ class Saver:
     _there: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._there = _place(self.run)
+        self._there = _place(self.life.run)
 
     def due(self, step_seconds: float) -> bool:
         """Whether a checkpoint should follow the step that took so long. The first rank's word counts."""
-        if not self.ranks.first:
+        if not self.life.ranks.first:
             return False
         now, landed = time.perf_counter(), self._landed
         measured = Measured(
@@ -96,13 +95,13 @@ class Saver:
         step = self.progress.position
         while final and self.checkpointer.busy():
             time.sleep(0.02)
-        busy, packing = self.ranks.total([self.checkpointer.busy(), self.packing])
+        busy, packing = self.life.ranks.total([self.checkpointer.busy(), self.packing])
         if packing:
             self.checkpointer.codec = "zstd"
         if busy:
             self.skipped += 1
             said = f"no checkpoint at step {step}: the one before is still being written"
-            self.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
+            self.life.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
             return
         self.branch.give_up()
         self._last = time.perf_counter()
@@ -110,15 +109,15 @@ class Saver:
         if self.progress.level.jumped is not None:
             facts["suspect"] = self.progress.level.jumped
         state = self.progress.to_json()
-        save = Save(step, self.attempt, self.hold(), state, self.fingerprints, facts)
+        save = Save(step, self.life.attempt, self.hold(), state, self.fingerprints, facts)
         self.checkpointer.save(save, wait=final)
 
     def heed(self) -> None:
         """Between two steps: hear how saves ended. After the first, when there are moments, get ready."""
-        if self.ranks.first and _place(self.run) != self._there:
+        if self.life.ranks.first and _place(self.life.run) != self._there:
             raise UserError(
                 "this run's directory was moved or replaced while it trained",
-                where=self.run,
+                where=self.life.run,
                 cure="move it back and run the same command again: it goes on from its last checkpoint",
             )
         for outcome in self.checkpointer.outcomes():
@@ -140,7 +139,7 @@ class Saver:
         if position in self._failed:
             raise UserError(
                 f"the last checkpoint could not be written: {self._failed[position]}",
-                where=self.run,
+                where=self.life.run,
                 cure="run the same command again: the checkpoints before it are whole",
             )
 
@@ -154,17 +153,19 @@ class Saver:
             return
         _, free = host_memory()  # before any rank takes of it
         here = [
-            size for node, size in self.ranks.gather([platform.node(), needed]) if node == platform.node()
+            size
+            for node, size in self.life.ranks.gather([platform.node(), needed])
+            if node == platform.node()
         ]
         if sum(here) * 2 > free:
             copies = "a copy takes" if len(here) == 1 else f"the copies of {len(here)} ranks take"
             said = f"checkpoints stop training while they are written: {copies} {amount(sum(here))}"
-            self.events.emit("warning", {"said": f"{said}, {amount(free)} are free"})
+            self.life.events.emit("warning", {"said": f"{said}, {amount(free)} are free"})
             return
         refused = self.checkpointer.stage(pieces)
         if refused is not None:
             said = f"the memory for checkpoints cannot be locked ({refused}): the copy takes longer"
-            self.events.emit("warning", {"said": said})
+            self.life.events.emit("warning", {"said": said})
 
     def _weigh_codec(self, outcome: SaveOutcome) -> None:
         """Whether compressing saves time here, from what the first checkpoint took and a sample."""
@@ -172,22 +173,22 @@ class Saver:
         sample = tensor.detach().flatten()[: SAMPLE // tensor.element_size()].cpu()
         taken = torch.get_num_threads() if tensor.device.type == "cpu" else 1
         disk = outcome.bytes / 1e6 / outcome.total_seconds
-        choice = weigh(as_bytes(sample), tensor.element_size(), disk, cores() - taken)
+        choice = weigh(as_bytes(sample), tensor.element_size(), disk, env.cores() - taken)
         self.packing = choice.codec == "zstd"
-        self.events.emit("decision", {"said": f"checkpoint.codec: {choice.codec} ({choice.reason})"})
+        self.life.events.emit("decision", {"said": f"checkpoint.codec: {choice.codec} ({choice.reason})"})
 
     def _tell(self, outcome: SaveOutcome) -> None:
         if outcome.error is not None:
             self._failed[outcome.step] = outcome.error
             said = f"the checkpoint of step {outcome.step} was NOT written: {outcome.error}; training goes on"
-            self.events.emit("warning", {"said": said})
+            self.life.events.emit("warning", {"said": said})
             return
         first, self._landed = self._landed is None, outcome
-        if not self.ranks.first or outcome.path is None:
+        if not self.life.ranks.first or outcome.path is None:
             return
         if first and self.section.codec == "auto" and outcome.bytes >= WEIGHED:
             self._weigh_codec(outcome)
-        self.events.emit(
+        self.life.events.emit(
             "checkpoint",
             {
                 "step": outcome.step,
@@ -198,16 +199,16 @@ class Saver:
             },
         )
         tidied = tidy(
-            self.run,
+            self.life.run,
             keep_of(self.section),
-            run_id=self.run_id,
+            run_id=self.life.run_id,
             losses=self.progress.judging.losses,
             best=self.best(),
             pending=self.progress.judging.pending,
             jumped=self.progress.level.jumped,
         )
         for step, reason in tidied.failed.items():
-            self.events.emit(
+            self.life.events.emit(
                 "warning", {"said": f"the checkpoint of step {step} could not be deleted: {reason}"}
             )
 
@@ -226,6 +227,27 @@ def _policy(section: CheckpointSection) -> Policy:
         return Fixed(section.every)
     declared = section.between_failures
     return Adaptive(None if declared == "auto" else declared, section.overhead, section.longest_loss)
+
+
+def saver_of(settled: Settled, life: Life, mover: Mover, progress: Progress, branch: Branch) -> Saver:
+    """The saver of a run."""
+    config, plan, launched = settled.config, settled.plan, env.launched()
+    job = launched.job if launched is not None else ""
+    return Saver(
+        life,
+        Checkpointer(
+            life.run, rank=life.ranks.rank, ranks=life.ranks.count, codec=plan.codec, run_id=life.run_id
+        ),
+        config.checkpoint,
+        plan.steps,
+        read_past(life.run / "events.jsonl"),
+        progress,
+        best=lambda: best(progress.judging.prefix, config.evaluate.margin),
+        branch=branch,
+        hold=lambda: resume_tensors(mover),
+        fingerprints=settled.prints,
+        facts={"template": plan.template, "method": config.adapt.method, "job": job},
+    )
 
 
 def keep_of(section: CheckpointSection) -> Keep:

@@ -3,11 +3,12 @@
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from glm_accelerate.assemble.recipe import ModelFiles
 from glm_accelerate.checkpoint.adopt import adopt
 from glm_accelerate.checkpoint.codec import choose
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
@@ -17,17 +18,20 @@ from glm_accelerate.config.load import load_config, override, to_yaml
 from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.pipeline import steps
 from glm_accelerate.data.tokenizers import load_tokenizer
+from glm_accelerate.data.types import Step
 from glm_accelerate.evaluate.measuring.metrics import metric_names
 from glm_accelerate.models.adapt.files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.observe.events import last_attempt
 from glm_accelerate.observe.sinks import require_packages
+from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import measured_ground
-from glm_accelerate.plan.resolve import Ground, fitting_plan
+from glm_accelerate.plan.resolve import Ground, fitting_plan, order_of
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import current_device
 from glm_accelerate.runtime.env import launched
@@ -66,6 +70,27 @@ class Settled:
     prints: dict[str, str]
     mended: list[str]  # prepared data that were damaged
     begun_on: Path | None  # whose weights the run begins on, if not on model_dir
+
+    @property
+    def files(self) -> ModelFiles:
+        """What the model is made of."""
+        paths, begin = self.choice.paths, self.start.init_from
+        adapter = begin if not paths and begin is not None and is_adapter(begin) else None
+        return ModelFiles(self.model_dir, self.begun_on, adapter)
+
+    def steps(self, position: int, place: Place) -> Generator[Step, None, None]:
+        """The steps after that one: this rank's batches of them."""
+        rank, ranks = place.samples
+        return steps(
+            self.inputs.train,
+            order_of(self.inputs, self.config, self.plan.step_samples),
+            batching=self.config.data.batching,
+            micro_tokens=self.plan.micro_tokens,
+            position=position,
+            total=self.plan.steps,
+            rank=rank,
+            ranks=ranks,
+        )
 
 
 def settle(

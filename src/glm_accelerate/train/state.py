@@ -6,21 +6,19 @@ generator, no permutation and no packing is stored, and any number of ranks can 
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
-from glm_accelerate.assemble.tensors import TensorSource, put, trained
+from glm_accelerate.assemble.tensors import TensorSource, put
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.data.types import Step
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
-from glm_accelerate.optim.host import HostOptimizer
+from glm_accelerate.optim.mover import Mover
 from glm_accelerate.optim.precision import Scale, rescale
-from glm_accelerate.optim.state import MASTER, load_optimizer_state, optimizer_state, shaped_otherwise
-from glm_accelerate.parallel.part import as_part, part_of
-from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.optim.state import MASTER, shaped_otherwise
+from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train.spike import Level, follow
 
@@ -67,6 +65,11 @@ class Progress:
         if applied:
             self.level = follow(self.level, step.number, loss)
 
+    @property
+    def loss_scale(self) -> float:
+        """By what the loss is multiplied: in float16 its gradients would vanish otherwise."""
+        return 1.0 if self.scale is None else self.scale.value
+
     def to_json(self) -> dict[str, Any]:
         """For state.json."""
         return asdict(self) | {"judging": self.judging.to_json()}
@@ -90,23 +93,19 @@ class Progress:
         )
 
 
-def moved(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Pieces:
+def resume_tensors(mover: Mover) -> Pieces:
     """The parts of weights and moments for which this rank answers."""
-    weights = trained(model)
-    moments = optimizer_state(optimizer, weights.items())
-    return {WEIGHTS: _owned(weights, ranks), OPTIMIZER: _owned(moments, ranks)}
+    weights = mover.table.weights
+    return {
+        WEIGHTS: _owned(weights, mover.table),
+        OPTIMIZER: _owned(mover.state(weights.items()), mover.table),
+    }
 
 
 def restore(
-    source: TensorSource,
-    model: nn.Module,
-    optimizer: Optimizer,
-    ranks: Ranks,
-    where: object,
-    *,
-    begun: bool = True,
+    source: TensorSource, model: nn.Module, mover: Mover, where: object, *, begun: bool = True
 ) -> None:
-    """Put weights and moments back, of whatever number of ranks they came from.
+    """Put weights and moments back, whatever number of ranks they came from.
 
     `begun`: some step was applied. Before that, while a loss scale comes down, there are no moments.
     """
@@ -114,24 +113,26 @@ def restore(
         raise UserError(
             "holds weights only: a run cannot go on from it", where=where, cure="a new run with --init-from"
         )
-    put(model, source, where, ranks)
-    weights = trained(model)
+    table = mover.table
+    put(model, source, where, table)
+    weights = table.weights
     moments: dict[str, Tensor] = {}
     for key in source.names(OPTIMIZER):
         name, _, moment = key.partition("::")
-        if shaped_otherwise(moment) or not isinstance(weights[name], DTensor):  # whole on every rank
+        if shaped_otherwise(moment) or table.whole(name, weights[name]):  # whole on every rank
             moments[key] = source.tensor(OPTIMIZER, key)
         else:
-            part = part_of(weights[name], ranks)
-            found = source.tensor(OPTIMIZER, key, part.offset, part.local.shape)
-            moments[key] = as_part(found.to(part.local.device), weights[name])
-    if isinstance(optimizer, HostOptimizer):  # files may know more digits than the device's weights
-        for name, _, ahead in optimizer.masters(weights.items()):
-            if ahead:
-                moments.setdefault(f"{name}::{MASTER}", source.tensor(WEIGHTS, name))
-    load_optimizer_state(optimizer, weights.items(), moments)
+            moments[key] = table.restore(name, weights[name], partial(source.tensor, OPTIMIZER, key))
+    for name, _, ahead in mover.masters(weights.items()):
+        if ahead:  # files may have more digits than the device's weights
+            moments.setdefault(f"{name}::{MASTER}", source.tensor(WEIGHTS, name))
+    mover.load(weights.items(), moments)
 
 
-def _owned(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Piece]:
-    parts = {name: part_of(tensor, ranks) for name, tensor in tensors.items()}
-    return {name: Piece(part.local, part.shape, part.offset) for name, part in parts.items() if part.owned}
+def _owned(tensors: Mapping[str, Tensor], table: CutTable) -> dict[str, Piece]:
+    parts = {name: table.part(name, tensor) for name, tensor in tensors.items()}
+    return {
+        name: Piece(part.local, part.shape, part.offset, part.rows)
+        for name, part in parts.items()
+        if part.owned
+    }

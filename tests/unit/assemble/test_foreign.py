@@ -31,9 +31,8 @@ from glm_accelerate.config.schema import AdaptSection, OptimSection
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.schedule import rate
-from glm_accelerate.optim.state import load_optimizer_state
-from glm_accelerate.optim.update import apply, gradient_norm, share
 from glm_accelerate.runtime.errors import UserError
 
 STEPS, SAVED, BATCH, RATE = 6, 3, 2, 1e-2
@@ -101,7 +100,8 @@ def go_on(model_dir: Path, section: AdaptSection, begun: ForeignCheckpoint) -> l
         for name, parameter in trained.items():
             parameter.copy_(begun.weights[name])
     optimizer = build_optimizer(model.named_parameters(), OptimSection(learning_rate=RATE, weight_decay=0.1))
-    load_optimizer_state(optimizer, model.named_parameters(), begun.optimizer)
+    mover = mover_of(optimizer, clip=1.0)
+    mover.load(model.named_parameters(), begun.optimizer)
     data = samples()
     losses: list[float] = []
     for step in range(begun.step, STEPS):
@@ -109,8 +109,9 @@ def go_on(model_dir: Path, section: AdaptSection, begun: ForeignCheckpoint) -> l
         loss = cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         height = rate(step, STEPS, schedule="linear", warmup=0, decay=0.2, floor=0.0)
-        apply(optimizer, RATE * height, share(gradient_norm(optimizer), 1.0))
-        optimizer.zero_grad()
+        mover.begin(RATE * height)
+        mover.move(mover.norm())
+        mover.end()
         losses.append(loss.item())
     return losses
 

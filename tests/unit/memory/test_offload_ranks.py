@@ -15,9 +15,11 @@ from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
+from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.part import whole
-from glm_accelerate.parallel.ranks import leave
-from glm_accelerate.parallel.shard import make_mesh, shard
+from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.ranks import Ranks, leave
+from glm_accelerate.parallel.shard import shard
 
 RANKS = 2
 CPU = torch.device("cpu")
@@ -47,18 +49,20 @@ def compare_both(rank: int, directory: Path, meeting: Path) -> None:
     store = dist.FileStore(str(meeting), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     for lora in (False, True):
-        compare(directory, lora)
+        compare(directory, lora, rank)
     leave(store, RANKS)
 
 
-def compare(directory: Path, lora: bool) -> None:
+def compare(directory: Path, lora: bool, rank: int) -> None:
     found: list[tuple[dict[str, Tensor], int]] = []
     for divided in (False, True):
         model = load_model(directory, dtype=torch.float32).requires_grad_(True)
         if lora:
             add_lora(model, LoraSettings(rank=2, dropout=0.0), seed=3)
         if divided:
-            shard(model, list(model.layers), ["hidden"], make_mesh(CPU, RANKS, RANKS))
+            shard(
+                model, list(model.layers), ["hidden"], Place(Ranks(rank, RANKS), Axes(shard=RANKS)).mesh(CPU)
+            )
         lane = Watched()
         found.append((learn(model, lane), lane.moved))
     (alone, moved), (together, moved_together) = found

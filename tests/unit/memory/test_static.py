@@ -18,8 +18,10 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.step import forward_backward, update
+from glm_accelerate.train.passes import WholeModel
+from glm_accelerate.train.step import train_step
 
 CPU = torch.device("cpu")
 
@@ -55,10 +57,10 @@ def trained(directory: Path, method: str, name: str, *, rehearsed: bool) -> dict
     if rehearsed:
         make_moments(optimizer)
         each = largest(taken, micro_tokens=64)
-        rehearse(each, optimizer, lambda step: forward_backward(model, step, CPU), CPU)
+        rehearse(each, optimizer, WholeModel(model, CPU), CPU)
         assert all(weight.grad is None for weight in model.parameters())
     for step in (steps[0], steps[-1]):
-        update(model, optimizer, step, CPU, learning_rate=1e-2, limit=1.0)
+        train_step(WholeModel(model, CPU), mover_of(optimizer, clip=1.0), step, 1e-2)
     state = {f"weight {name}": weight.detach() for name, weight in model.named_parameters()}
     for number, moments in enumerate(optimizer.state.values()):
         state |= {f"moment {number} {key}": value for key, value in moments.items()}
@@ -144,7 +146,7 @@ def test_other_errors_are_what_they_are() -> None:
 def test_what_is_said(make_model: Callable[..., Path]) -> None:
     model: Decoder = load_model(make_model("glm4")).requires_grad_(True)
     steps = largest(samples(), micro_tokens=4096)
-    done = rehearse(steps, AdamW(model.parameters()), lambda step: forward_backward(model, step, CPU), CPU)
+    done = rehearse(steps, AdamW(model.parameters()), WholeModel(model, CPU), CPU)
     assert done.passes == sum(len(step.batches) for step in steps)
     assert f"{done.positions:,} positions" in done.said
     assert f"of step {done.step:,};" in done.said

@@ -17,11 +17,10 @@ from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.eight_bit import adamw_8bit, put_together, take_apart
-from glm_accelerate.optim.fused_backward import FusedBackward
 from glm_accelerate.optim.host import HostOptimizer
-from glm_accelerate.optim.state import load_optimizer_state, optimizer_state
+from glm_accelerate.optim.mover import FusedMover, mover_of
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.step import forward_backward
+from glm_accelerate.train.passes import WholeModel
 
 CPU = torch.device("cpu")
 
@@ -63,7 +62,7 @@ def made(model: nn.Module) -> Optimizer:
 def run(model: Decoder, optimizer: Optimizer, first: int, last: int) -> list[float]:
     losses: list[float] = []
     for number in range(first, last):
-        losses.append(forward_backward(model, step_of(number), CPU).item())
+        losses.append(WholeModel(model, CPU)(step_of(number)).item())
         optimizer.step()
         optimizer.zero_grad()
     return losses
@@ -93,7 +92,7 @@ def test_state_takes_two_bytes_a_weight_where_it_is_packed(model_dir: Path) -> N
     model = opened(model_dir)
     optimizer = made(model)
     run(model, optimizer, 0, 1)
-    state = optimizer_state(optimizer, model.named_parameters())
+    state = mover_of(optimizer).state(model.named_parameters())
     name = "layers.0.mlp.gate_up_proj.weight"
     weight = model.get_parameter(name)
     taken = sum(part.nbytes for key, part in state.items() if key.startswith(name + "::exp"))
@@ -107,7 +106,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(model_dir: Path) -> None:
     half = opened(model_dir)
     optimizer = made(half)
     run(half, optimizer, 0, 4)
-    saved = {key: value.clone() for key, value in optimizer_state(optimizer, half.named_parameters()).items()}
+    saved = {key: value.clone() for key, value in mover_of(optimizer).state(half.named_parameters()).items()}
     assert all(type(value) is Tensor and value.is_contiguous() for value in saved.values())
     assert {str(value.dtype) for value in saved.values()} <= {
         f"torch.{dtype}" for dtype, _ in DTYPES.values()
@@ -115,7 +114,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(model_dir: Path) -> None:
     again = opened(model_dir)
     resumed = made(again)
     again.load_state_dict(half.state_dict())
-    load_optimizer_state(resumed, again.named_parameters(), saved)
+    mover_of(resumed).load(again.named_parameters(), saved)
     run(again, resumed, 4, 9)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
 
@@ -141,14 +140,14 @@ def test_a_moment_is_put_together_to_the_same_bits() -> None:
 def test_it_goes_with_the_update_in_the_backward_pass_and_on_the_host(model_dir: Path) -> None:
     plain, fused, moved = (opened(model_dir) for _ in range(3))
     run(plain, made(plain), 0, 3)
-    bound = FusedBackward(made(fused), fused.parameters())
+    bound = FusedMover(made(fused), fused.parameters())
     host = HostOptimizer(
         groups_of(moved), lambda groups: adamw_8bit(groups, lr=3e-3, betas=(0.9, 0.999), eps=1e-8), CPU
     )
     for number in range(3):
-        bound.begin()
-        forward_backward(fused, step_of(number), CPU)
-        forward_backward(moved, step_of(number), CPU)
+        bound.begin(3e-3)
+        WholeModel(fused, CPU)(step_of(number))
+        WholeModel(moved, CPU)(step_of(number))
         host.step()
     for a, b, c in zip(plain.parameters(), fused.parameters(), moved.parameters(), strict=True):
         assert torch.equal(a, b)

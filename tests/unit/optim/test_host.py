@@ -10,9 +10,8 @@ from torch.optim import Adafactor, AdamW, Optimizer
 
 from glm_accelerate.kernels.native.build import load as library
 from glm_accelerate.optim.host import HostOptimizer
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.one_pass import OnePassAdamW
-from glm_accelerate.optim.state import load_optimizer_state, optimizer_state
-from glm_accelerate.optim.update import apply, gradient_norm, share
 
 CPU = torch.device("cpu")
 
@@ -74,12 +73,13 @@ def test_clipping_is_that_of_the_device(limit: float) -> None:
     for step in range(3):
         passes(plain, step, 2)
         passes(moved, step, 2)
-        norm = gradient_norm(there)
-        assert norm_of(here).item() == pytest.approx(norm.item(), 1e-6)
-        apply(there, 1e-2, share(norm, limit))
-        here.factor = share(norm, limit).item()
-        here.step()
-        there.zero_grad()
+        device, host = mover_of(there, clip=limit), mover_of(here, clip=limit)
+        norm = device.norm()
+        assert host.norm().item() == pytest.approx(norm.item(), 1e-6)
+        for mover in (device, host):
+            mover.begin(1e-2)
+            mover.move(norm)
+            mover.end()
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), moved.parameters(), strict=True))
 
 
@@ -168,12 +168,12 @@ def test_a_resumed_run_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
     half = make(dtype)
     optimizer = HostOptimizer(groups_of(half), adamw, CPU)
     run(half, optimizer, 0, 4)
-    saved = {key: value.clone() for key, value in optimizer_state(optimizer, half.named_parameters()).items()}
+    saved = {key: value.clone() for key, value in mover_of(optimizer).state(half.named_parameters()).items()}
     assert all(type(value) is torch.Tensor for value in saved.values())
     assert ("0.weight::master" in saved) == (dtype == torch.bfloat16)
     again = make(dtype)
     resumed = HostOptimizer(groups_of(again), adamw, CPU)
     again.load_state_dict(half.state_dict())
-    load_optimizer_state(resumed, again.named_parameters(), saved)
+    mover_of(resumed).load(again.named_parameters(), saved)
     run(again, resumed, 4, 9)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))

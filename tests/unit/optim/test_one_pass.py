@@ -15,9 +15,8 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.one_pass import OnePassAdamW, keep_copies
-from glm_accelerate.optim.state import load_optimizer_state, optimizer_state
-from glm_accelerate.optim.update import apply, gradient_norm, share
 
 pytestmark = pytest.mark.skipif(build.lacking() is not None, reason=f"no native operators: {build.lacking()}")
 SECTION = OptimSection(weight_decay=0.1, betas=(0.9, 0.95))
@@ -49,7 +48,9 @@ def trained(held: list[nn.Parameter], native: bool, dtype: torch.dtype, factor: 
     assert isinstance(optimizer, OnePassAdamW) == native
     for step in range(12):
         give(held, step, dtype)
-        apply(optimizer, 1e-2 / (step + 1), torch.tensor(factor, dtype=torch.float64))
+        mover = mover_of(optimizer, clip=1.0)
+        mover.begin(1e-2 / (step + 1))
+        mover.move(torch.tensor(1 / factor - 1e-6, dtype=torch.float64))  # so clipped by the factor
     return [weight.detach() for weight in held]
 
 
@@ -81,14 +82,14 @@ def test_the_norm_is_that_of_all_gradients(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     optimizer = OnePassAdamW([{"params": held}], lr=0.0, betas=(0.9, 0.999), eps=1e-8)
-    found = gradient_norm(optimizer, 4.0)
+    found = mover_of(optimizer).norm(4.0)
     torch.set_num_threads(before)
     assert found.item() == pytest.approx(float(exact) ** 0.5 / 4, rel=1e-5)
     assert held[0].grad is not None
     held[0].grad[3, 7] = float("nan")
-    assert gradient_norm(optimizer).isnan()
+    assert mover_of(optimizer).norm().isnan()
     optimizer.zero_grad()
-    assert gradient_norm(optimizer) == 0  # a step without targets
+    assert mover_of(optimizer).norm() == 0  # a step without targets
 
 
 def test_a_run_goes_on_with_either() -> None:
@@ -100,11 +101,12 @@ def test_a_run_goes_on_with_either() -> None:
         optimizer = build_optimizer(named, SECTION, native=first)
         for step in range(6):
             if step == 3:
-                saved = {key: value.clone() for key, value in optimizer_state(optimizer, named).items()}
+                saved = {key: value.clone() for key, value in mover_of(optimizer).state(named).items()}
                 optimizer = build_optimizer(named, SECTION, native=second)
-                load_optimizer_state(optimizer, named, saved)
+                mover_of(optimizer).load(named, saved)
             give(held, step, torch.float32)
-            apply(optimizer, 1e-2, torch.ones(()))
+            mover_of(optimizer).begin(1e-2)
+            mover_of(optimizer).move(torch.ones(()))
         return [weight.detach() for weight in held]
 
     alone = run(True, True)
@@ -138,8 +140,10 @@ def test_copies_are_the_weights_to_the_last_bit(model: Decoder) -> None:
     for step in range(3):
         model(tokens).float().square().mean().backward()
         before = [layer.weight.detach().clone() for layer in layers]
-        apply(optimizer, 1e-2, share(gradient_norm(optimizer), 1.0))
-        optimizer.zero_grad()
+        mover = mover_of(optimizer, clip=1.0)
+        mover.begin(1e-2)
+        mover.move(mover.norm())
+        mover.end()
         assert not any(torch.equal(layer.weight, then) for layer, then in zip(layers, before, strict=True))
         for layer in layers:
             assert layer.copy is not None

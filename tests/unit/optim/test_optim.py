@@ -9,9 +9,8 @@ from torch import nn
 
 from glm_accelerate.config.schema import OptimSection
 from glm_accelerate.optim.build import build_optimizer
+from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.schedule import rate
-from glm_accelerate.optim.state import load_optimizer_state, optimizer_state
-from glm_accelerate.optim.update import apply, gradient_norm, set_rate, share
 
 
 def rates(
@@ -47,12 +46,14 @@ def test_clip_scales_to_the_limit_and_reports_the_norm_before() -> None:
     optimizer = torch.optim.SGD(weights)
     norms: list[float] = []
     for limit in (0.5, 0.0, 10.0):
-        norms.append(gradient_norm(optimizer).item())
-        apply(optimizer, 0.0, share(gradient_norm(optimizer), limit))
+        mover = mover_of(optimizer, clip=limit)
+        mover.begin(0.0)
+        norms.append(mover.norm().item())
+        mover.move(mover.norm())
     assert norms == pytest.approx([5.0, 0.5, 0.5], rel=1e-5)
-    assert gradient_norm(optimizer).item() == pytest.approx(0.5, rel=1e-5)
+    assert mover_of(optimizer).norm().item() == pytest.approx(0.5, rel=1e-5)
     weights[0].grad[0] = float("inf")
-    assert not gradient_norm(optimizer).isfinite()
+    assert not mover_of(optimizer).norm().isfinite()
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -67,7 +68,7 @@ def test_state_round_trip_goes_on_bit_for_bit(name: str) -> None:
         for step in range(first, last):
             torch.manual_seed(step)
             model(torch.randn(4, 5)).pow(2).sum().backward()
-            set_rate(optimizer, 1e-2 / (step + 1))
+            mover_of(optimizer).begin(1e-2 / (step + 1))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -76,11 +77,11 @@ def test_state_round_trip_goes_on_bit_for_bit(name: str) -> None:
     half = make()
     optimizer = build_optimizer(half.named_parameters(), section)
     run(half, optimizer, 0, 4)
-    saved = {key: value.clone() for key, value in optimizer_state(optimizer, half.named_parameters()).items()}
+    saved = {key: value.clone() for key, value in mover_of(optimizer).state(half.named_parameters()).items()}
     again = make()
     again.load_state_dict(half.state_dict())
     resumed = build_optimizer(again.named_parameters(), section)
-    load_optimizer_state(resumed, again.named_parameters(), saved)
+    mover_of(resumed).load(again.named_parameters(), saved)
     run(again, resumed, 4, 9)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
 

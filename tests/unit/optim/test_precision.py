@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from glm_accelerate.optim.mover import clipped, mover_of
 from glm_accelerate.optim.precision import CEILING, FLOOR, Scale, rescale
-from glm_accelerate.optim.update import apply, gradient_norm, share
 from glm_accelerate.optim.widen import LARGEST, LEAST, ROOM, Extremes, Mixed, extremes
 
 HALF, FULL = torch.float16, torch.float32
@@ -46,17 +46,20 @@ def test_clipping_divides_by_the_scale_to_the_last_bit(limit: float) -> None:
         one.grad = torch.randn(one.shape)
         other.grad = one.grad * 1024
     one_step, other_step = SGD(plain), SGD(scaled)
-    norm, other_norm = gradient_norm(one_step), gradient_norm(other_step, 1024.0)
+    one_mover, other_mover = mover_of(one_step, clip=limit), mover_of(other_step, clip=limit)
+    norm, other_norm = one_mover.norm(), other_mover.norm(1024.0)
     assert torch.equal(norm, other_norm)
-    apply(one_step, 0.0, share(norm, limit))
-    apply(other_step, 0.0, share(other_norm, limit, 1024.0))
+    for mover in (one_mover, other_mover):
+        mover.begin(0.0)
+    one_mover.move(norm)
+    other_mover.move(other_norm, 1024.0)
     for one, other in zip(plain[:2], scaled[:2], strict=True):
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
-    nothing = gradient_norm(SGD([nn.Parameter(torch.zeros(2))]), 1024.0)
+    nothing = mover_of(SGD([nn.Parameter(torch.zeros(2))])).norm(1024.0)
     assert nothing.item() == 0.0
-    assert share(nothing, limit).isfinite()
+    assert clipped(nothing, limit).isfinite()
 
 
 def test_an_own_loop_loses_no_small_gradient_and_outlives_an_overflow() -> None:
@@ -71,10 +74,11 @@ def test_an_own_loop_loses_no_small_gradient_and_outlives_an_overflow() -> None:
             out = nn.functional.linear(inputs, layer.weight.half(), layer.bias.half())
             loss = (out - 1).float().square().mean() * 1e-9
             (loss * scale.value).backward()
-            norm = gradient_norm(optimizer, scale.value)
+            norm = mover_of(optimizer).norm(scale.value)
             finite = math.isfinite(norm.item())
             if finite:
-                apply(optimizer, 1e8, share(norm, 0.0, scale.value))
+                mover_of(optimizer).begin(1e8)
+                mover_of(optimizer).move(norm, scale.value)
             optimizer.zero_grad()
             scale = rescale(scale, finite, patience=1000)
             course.append(scale.value)

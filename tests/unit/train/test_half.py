@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from glm_accelerate.checkpoint.audit import compare
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.types import Step
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.train import loop
+from glm_accelerate.train.passes import WholeModel
 from glm_accelerate.train.run import train
+from glm_accelerate.train.step import StepOutcome
 
 Said = dict[str, Any]
 LAST = 14
@@ -98,16 +103,17 @@ def test_at_the_lowest_scale_an_overflow_is_a_bad_step(
     tiny_run: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two halvings are no fault, then `max_bad_steps` count, and the layers are looked at once more."""
-    from glm_accelerate.train import step as step_module
+    real = loop.train_step
 
-    real = step_module.forward_backward
+    def spoilt(passes: WholeModel, *more: Any) -> StepOutcome:
+        def infinite(step: Step, scale: float) -> Tensor:
+            loss = passes(step, scale)
+            next(one.grad for one in passes.model.parameters() if one.grad is not None).fill_(math.inf)
+            return loss
 
-    def spoilt(*arguments: Any, **words: Any) -> Any:
-        loss = real(*arguments, **words)
-        next(one.grad for one in arguments[0].parameters() if one.grad is not None).fill_(math.inf)
-        return loss
+        return real(infinite, *more)
 
-    monkeypatch.setattr(step_module, "forward_backward", spoilt)
+    monkeypatch.setattr(loop, "train_step", spoilt)
     said = {**tiny_run, "train": {"steps": LAST, "step_samples": 4, "max_bad_steps": 3}}
     with pytest.raises(
         UserError, match=r"not finite 3 steps in a row \(up to step 5\), at the lowest loss scale"

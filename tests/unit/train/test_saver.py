@@ -13,9 +13,12 @@ from glm_accelerate.checkpoint.checkpointer import Checkpointer
 from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.observe.events import Events
+from glm_accelerate.parallel.axes import Axes
+from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.train import saver
+from glm_accelerate.train.life import Life
 from glm_accelerate.train.saver import Saver
 from glm_accelerate.train.state import Progress
 
@@ -37,14 +40,10 @@ def warnings_of(
     nothing: Any = None
     checkpointer = Checkpointer(folder)
     made = Saver(
-        run=folder,
+        life=Life(folder, "", 1, Place(ranks, Axes(data=ranks.count)), Events([Hearing()], 1)),
         checkpointer=checkpointer,
-        ranks=ranks,
-        events=Events([Hearing()], 1),
         section=CheckpointSection(every=5, wait=wait),
         last_step=100,
-        attempt=1,
-        run_id="",
         past=nothing,
         progress=Progress(),
         best=nothing,

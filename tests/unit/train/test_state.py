@@ -18,11 +18,14 @@ from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.types import Step
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import step as step_module
+from glm_accelerate.train import loop
+from glm_accelerate.train.passes import WholeModel
 from glm_accelerate.train.run import train
 from glm_accelerate.train.state import Progress
+from glm_accelerate.train.step import StepOutcome
 
 Said = dict[str, Any]
 Item = tuple[str, ...]  # of an item: weights, a moment's name, or keys into state.json
@@ -54,15 +57,20 @@ def configure(tiny_run: Said, monkeypatch: pytest.MonkeyPatch) -> Callable[[Wind
 
 
 def _config(tiny_run: Said, monkeypatch: pytest.MonkeyPatch, window: Window) -> RunConfig:
-    real = step_module.forward_backward
+    real = loop.train_step
 
-    def spoilt(model: Any, step: Any, device: Any, **words: Any) -> Tensor:
-        loss = real(model, step, device, **words)
-        if step.number in window.bad:
-            next(one.grad for one in model.parameters() if one.grad is not None).fill_(float("inf"))
-        return loss * 100 if step.number == window.jump else loss
+    def spoilt(passes: WholeModel, *more: Any) -> StepOutcome:
+        def spoiling(step: Step, scale: float) -> Tensor:
+            loss = passes(step, scale)
+            if step.number in window.bad:
+                next(one.grad for one in passes.model.parameters() if one.grad is not None).fill_(
+                    float("inf")
+                )
+            return loss * 100 if step.number == window.jump else loss
 
-    monkeypatch.setattr(step_module, "forward_backward", spoilt)
+        return real(spoiling, *more)
+
+    monkeypatch.setattr(loop, "train_step", spoilt)
     sections = {
         "precision": {"compute": window.compute, "loss_scale": FIRST, "raise_after": 3},
         "train": {"steps": LAST, "step_samples": 4, "max_bad_steps": 5},

@@ -17,7 +17,9 @@ from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
-from glm_accelerate.train.step import forward_backward, update
+from glm_accelerate.optim.mover import mover_of
+from glm_accelerate.train.passes import WholeModel
+from glm_accelerate.train.step import train_step
 
 CPU = torch.device("cpu")
 
@@ -62,7 +64,7 @@ def test_gradients_are_those_of_the_samples_one_by_one(family: str, make_model: 
     expected = gradients(model)
     for batching in ("pack", "bucket", "pad"):
         for micro_tokens in (64, 128, 4096):
-            total = forward_backward(model, step_of(taken, batching, micro_tokens), CPU)
+            total = WholeModel(model, CPU)(step_of(taken, batching, micro_tokens))
             assert abs(total.item() - expected_loss) < 1e-6  # the step's sum is float32
             found = gradients(model)
             assert found.keys() == expected.keys()
@@ -85,7 +87,7 @@ def test_recomputed_blocks_give_the_same_gradients(make_model: Callable[..., Pat
     found: list[dict[str, Tensor]] = []
     for model.recompute in (False, True):
         torch.manual_seed(7)
-        forward_backward(model, step, CPU)
+        WholeModel(model, CPU)(step)
         found.append(gradients(model))
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -98,7 +100,7 @@ def test_nothing_flows_below_the_lowest_trainable_layer(make_model: Callable[...
     seen: list[bool] = []
     for block in model.layers:
         block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].requires_grad))
-    forward_backward(model, step_of(samples(), "pack", 4096), CPU)
+    WholeModel(model, CPU)(step_of(samples(), "pack", 4096))
     assert seen == [False, False, False]
     assert {name.split(".")[1] for name in gradients(model)} == {"2"}
 
@@ -108,11 +110,11 @@ def test_every_method_learns(method: str, make_model: Callable[..., Path]) -> No
     model = load_model(make_model("glm4")).train()
     model.compute = torch.bfloat16
     adapt(model, AdaptSection.model_validate({"method": method, "dropout": 0.0, "prefix_tokens": 8}))
-    optimizer = build_optimizer(model.named_parameters(), OptimSection())
+    mover = mover_of(build_optimizer(model.named_parameters(), OptimSection()), clip=1.0)
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     step = step_of(samples(4), "pack", 4096)
-    losses = [update(model, optimizer, step, CPU, learning_rate=1e-2, limit=1.0).loss for _ in range(30)]
+    losses = [train_step(WholeModel(model, CPU), mover, step, 1e-2).loss for _ in range(30)]
     assert losses[-1] < losses[0] - 0.5
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad or torch.equal(parameter, frozen[name])
@@ -121,15 +123,15 @@ def test_every_method_learns(method: str, make_model: Callable[..., Path]) -> No
 def test_a_step_that_is_not_finite_changes_nothing(make_model: Callable[..., Path]) -> None:
     model = load_model(make_model("glm4")).train()
     adapt(model, AdaptSection(method="full"))
-    optimizer = build_optimizer(model.named_parameters(), OptimSection())
+    mover = mover_of(build_optimizer(model.named_parameters(), OptimSection()), clip=1.0)
     step = step_of(samples(4), "pack", 4096)
-    assert update(model, optimizer, step, CPU, learning_rate=1e-3, limit=1.0).applied
+    assert train_step(WholeModel(model, CPU), mover, step, 1e-3).applied
     before = [parameter.clone() for parameter in model.parameters()]
     poisoned = model.layers[1].mlp.down_proj.weight
     healthy = poisoned.data.clone()
     poisoned.data[0, 0] = float("nan")
-    outcome = update(model, optimizer, step, CPU, learning_rate=1e-3, limit=1.0)
+    outcome = train_step(WholeModel(model, CPU), mover, step, 1e-3)
     poisoned.data.copy_(healthy)
     assert not outcome.applied
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
-    assert update(model, optimizer, step, CPU, learning_rate=1e-3, limit=1.0).applied
+    assert train_step(WholeModel(model, CPU), mover, step, 1e-3).applied

@@ -23,6 +23,8 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of
 from glm_accelerate.models.locate import locate
+from glm_accelerate.parallel.axes import Axes
+from glm_accelerate.parallel.place import SINGLE, Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
@@ -49,12 +51,14 @@ def glm_examiner(
     fingerprints = ranks.decide(lambda: _fingerprints(run, config, directory))
     files = ModelFiles(directory, begun_on(run))
     recipe = evaluation_recipe(config, plan, files, device, ranks.count if divided else 1)
-    model, _ = assemble(recipe, device, ranks if divided else ALONE)
+    place = Place(ranks, Axes(shard=ranks.count)) if divided else SINGLE
+    assembled = assemble(recipe, device, place)
+    model = assembled.model
 
     def load(path: Path) -> None:
         reader = Reader(path)
         require_made_with(reader, fingerprints)
-        put(model, reader, path, ranks)
+        put(model, reader, path, assembled.table)
 
     return GlmExaminer(
         exam_of(config, plan, inputs),

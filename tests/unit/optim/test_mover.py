@@ -11,7 +11,7 @@ from torch.optim import Adafactor, AdamW
 
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.optim.fused_backward import FusedBackward
+from glm_accelerate.optim.mover import FusedMover
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -27,15 +27,15 @@ def test_updates_are_those_of_an_ordinary_step(
         model = load_model(path).train().requires_grad_(True)
         model.recompute = recompute
         optimizer = kind(model.parameters(), lr=1e-2)
-        fused = FusedBackward(optimizer, model.parameters()) if fuse else None
+        fused = FusedMover(optimizer, model.parameters()) if fuse else None
         norms: list[float] = []
         for _ in range(4):
             tokens = torch.arange(60)[None] % 131
             if fused is not None:
-                fused.begin()
+                fused.begin(1e-2)
             model.head(model.hidden(tokens, Layout.of_documents([(60,)]))).square().mean().backward()
             if fused is not None:
-                norms.append(fused.end().item())
+                norms.append(fused.norm().item())
                 assert all(p.grad is None for p in model.parameters())
             else:
                 norms.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
@@ -57,8 +57,8 @@ def test_one_gradient_lives_at_a_time() -> None:
             seen.append(sum(parameter.grad is not None for parameter in model.parameters()))
             super().step(closure)
 
-    fused = FusedBackward(Counted(model.parameters()), model.parameters())
-    fused.begin()
+    fused = FusedMover(Counted(model.parameters()), model.parameters())
+    fused.begin(1e-2)
     model(torch.randn(2, 8)).sum().backward()
     assert seen == [1] * 8
     fused.close()
@@ -70,20 +70,20 @@ def test_a_gradient_that_is_not_finite_stops_the_updates_below_it() -> None:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     before = [parameter.clone() for parameter in model.parameters()]
     model[1].register_full_backward_hook(lambda _, inputs, __: (inputs[0] * float("nan"),))
-    fused = FusedBackward(AdamW(model.parameters()), model.parameters())
-    fused.begin()
+    fused = FusedMover(AdamW(model.parameters()), model.parameters())
+    fused.begin(1e-2)
     model(torch.randn(2, 8)).sum().backward()
-    assert not torch.isfinite(fused.end())
+    assert not torch.isfinite(fused.norm())
     kept = [torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)]
     assert kept == [True, True] + [False] * 6
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
-    fused.begin()
-    assert fused.end() == 0
+    fused.begin(1e-2)
+    assert fused.norm() == 0
 
 
 def test_several_passes_a_step_are_refused() -> None:
     model = nn.Linear(3, 3)
-    fused = FusedBackward(AdamW(model.parameters()), model.parameters())
-    fused.begin(1)
+    fused = FusedMover(AdamW(model.parameters()), model.parameters())
+    fused.begin(1e-2, 1)
     with pytest.raises(UserError, match=r"train\.micro_tokens"):
-        fused.begin(2)
+        fused.begin(1e-2, 2)

@@ -1,0 +1,121 @@
+"""How each parameter lies over the ranks, in one table: sums of gradients, their norm, what is saved and read
+follow from it. A parameter without a cut is whole, or a DTensor that FSDP divides and sums.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from glm_accelerate.parallel.axes import ORDER, SAMPLES
+from glm_accelerate.parallel.part import Part, as_part, part_of
+from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.reduce import sum_gradients
+
+Axis = tuple[str, ...]
+Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # the box of a whole tensor at an offset, of a shape
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a parameter is cut before FSDP sees it: these intervals of the whole along `dim`, one after the
+    other, are here. None: all of it is. Several: along the first dimension only.
+    """
+
+    dim: int = 0
+    size: int = 0  # of the whole along `dim`
+    intervals: tuple[tuple[int, int], ...] = ()
+    divided: Axis = ()  # axes along which other ranks hold other parts
+    partial: Axis = ()  # axes besides the samples' over which its gradient is yet to be summed
+
+
+WHOLE = Cut()
+
+
+@dataclass(frozen=True, slots=True)
+class CutTable:
+    """The trained parameters of a model, by name in the model's order, and how those that are cut lie."""
+
+    weights: Mapping[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
+    place: Place = SINGLE
+    cuts: Mapping[str, Cut] = field(default_factory=dict[str, Cut])
+
+    def cut(self, name: str) -> Cut:
+        """Of a parameter, or of what an optimizer remembers of it."""
+        return self.cuts.get(name.partition("::")[0], WHOLE)
+
+    def whole(self, name: str, tensor: Tensor) -> bool:
+        """Whether this rank holds all of it."""
+        return not isinstance(tensor, DTensor) and not self.cut(name).intervals
+
+    def sum_gradients(self) -> None:
+        """In place, each over its axes. FSDP has summed those of its own over the samples' axes."""
+        by_axes: dict[Axis, list[nn.Parameter]] = {}
+        for name, weight in self.weights.items():
+            axes = self.cut(name).partial + (() if isinstance(weight, DTensor) else SAMPLES)
+            by_axes.setdefault(axes, []).append(weight)
+        for axes, weights in by_axes.items():
+            sum_gradients(weights, self.place, axes)
+
+    def norm(self, weights: Iterable[Tensor], norm: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """Of all gradients together. `norm`: of some, which FSDP may divide."""
+        names: dict[Tensor, str] = (
+            {weight: name for name, weight in self.weights.items()} if self.cuts else {}
+        )
+        by_axes: dict[Axis, list[Tensor]] = {}
+        for weight in weights:
+            if weight.grad is not None:
+                axes = self.cut(names[weight]).divided if names else ()
+                by_axes.setdefault(axes, []).append(weight.grad)
+        if not any(by_axes):
+            return norm(by_axes.get((), []))
+        return torch.stack([self._square(norm(each), axes) for axes, each in by_axes.items()]).sum().sqrt()
+
+    def part(self, name: str, tensor: Tensor) -> Part:
+        """What this rank holds of a parameter, or of what an optimizer remembers of it."""
+        cut, part = self.cut(name), part_of(tensor)
+        cut = cut if cut.intervals and cut.dim < tensor.ndim else WHOLE  # a count of updates is not cut
+        fsdp = ("data", "shard") if isinstance(tensor, DTensor) else ()
+        others = [axis for axis in ORDER if axis not in (*cut.divided, *fsdp)]
+        owned = part.owned and self.place.index(*others) == 0
+        if cut is WHOLE:
+            return replace(part, owned=owned)
+        offset, shape = list(part.offset), list(part.shape)
+        rows = _within(cut.intervals, offset[cut.dim], part.local.shape[cut.dim])
+        shape[cut.dim], offset[cut.dim] = cut.size, rows[0][0] if rows else 0
+        assert len(rows) < 2 or cut.dim == 0, (
+            f"{name} is cut into several intervals of its dimension {cut.dim}"
+        )
+        return Part(part.local, tuple(shape), tuple(offset), owned, rows if len(rows) > 1 else ())
+
+    def read(self, name: str, tensor: Tensor, read: Read) -> Tensor:
+        """This rank's part of a parameter, or of a moment of it, from wherever the whole lies."""
+        part = self.part(name, tensor)
+        size = part.local.shape
+        if not part.rows:
+            return read(part.offset, size)
+        boxes = (read((a, *part.offset[1:]), (b - a, *size[1:])) for a, b in part.rows)
+        return torch.cat(list(boxes))
+
+    def restore(self, name: str, tensor: Tensor, read: Read) -> Tensor:
+        """The same, in the form that the tensor has."""
+        return as_part(self.read(name, tensor, read).to(tensor.device), tensor)
+
+    def _square(self, norm: Tensor, axes: Sequence[str]) -> Tensor:
+        square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).double().square()
+        self.place.sum_(square, *axes)
+        return square
+
+
+def _within(intervals: Sequence[tuple[int, int]], first: int, count: int) -> tuple[tuple[int, int], ...]:
+    """What of the intervals, laid one after the other, is in [first, first + count)."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for start, stop in intervals:
+        low, high = max(first, at), min(first + count, at + stop - start)
+        if low < high:
+            found.append((start + low - at, start + high - at))
+        at += stop - start
+    return tuple(found)

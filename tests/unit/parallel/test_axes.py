@@ -1,0 +1,35 @@
+"""Ranks and coordinates."""
+
+import pytest
+
+from glm_accelerate.parallel.axes import LOSS, ORDER, SAMPLES, Axes
+
+MANY = Axes(pipeline=2, data=3, shard=2, context=2, tensor=4)
+
+
+def test_every_rank_has_its_own_coordinates() -> None:
+    places = [tuple(MANY.coordinates(rank)[name] for name in ORDER) for rank in range(96)]
+    assert places == sorted(set(places))  # the last axis changes fastest
+    assert MANY.count(*ORDER) == 96
+    with pytest.raises(AssertionError, match="96 ranks"):
+        MANY.coordinates(96)
+
+
+@pytest.mark.parametrize("names", [("tensor",), ("data", "shard"), ("pipeline", "tensor"), ORDER, ()])
+def test_groups_divide_the_ranks_and_an_index_is_the_place_in_its_group(names: tuple[str, ...]) -> None:
+    groups = MANY.groups(*names)
+    assert sorted(rank for group in groups for rank in group) == list(range(96))
+    for group in groups:
+        assert [MANY.index(rank, *names) for rank in group] == list(range(MANY.count(*names)))
+        rest = [name for name in ORDER if name not in names]
+        assert len({MANY.index(rank, *rest) for rank in group}) == 1
+
+
+def test_neighbours_share_the_innermost_axis() -> None:
+    assert MANY.groups("tensor")[0] == [0, 1, 2, 3]
+
+
+def test_ranks_that_take_the_same_samples_learn_the_same_loss_once() -> None:
+    """Along `tensor` all have all of a sample's loss; along context and pipeline, parts of it."""
+    assert set(SAMPLES) < set(LOSS)
+    assert set(ORDER) - set(LOSS) == {"tensor"}
