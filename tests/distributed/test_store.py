@@ -83,7 +83,7 @@ def fail(ranks: Ranks, folder: Path) -> None:
         ranks.decide(lambda: (folder / "nowhere").read_text())
     error = refused.value
     assert (error.what, error.where) == ("No such file or directory", str(folder / "nowhere"))
-    assert error.told == (not ranks.first)
+    assert error.reported == (not ranks.first)
     unforeseen: list[tuple[type[Exception], Callable[[], object]]] = [
         (ZeroDivisionError, lambda: 1 / 0),
         (TypeError, lambda: object()),  # which cannot be said

@@ -72,7 +72,7 @@ def _child(command: Sequence[str]) -> Figures:
         raise KeyboardInterrupt
     if child.returncode:
         error = UserError("one of the two could not be measured")
-        error.told = True  # by the child
+        error.reported = True  # by the child
         if child.returncode == ExitCode.USERS_INPUT:
             raise error
         raise RuntimeError(f"{error}: {child.returncode}")

@@ -39,8 +39,8 @@ def peak(device: torch.device, compute: str, seconds: float = SECONDS) -> Peak:
 
 def data_sheet(name: str) -> float | None:
     """Of a device as its driver names it."""
-    found = known(name)
-    return found.products if found is not None and found.bf16 else None
+    sheet = known(name)
+    return sheet.products if sheet is not None and sheet.bf16 else None
 
 
 def seconds_of(work: Callable[[], object], times: int, device: torch.device, warm: bool = False) -> float:

@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _other(said: str, config: "RunConfig") -> "RunConfig":
+def _other(text: str, config: "RunConfig") -> "RunConfig":
     """The second config: a file, a preset, or the first one with other values."""
     from glm_accelerate.config.load import load_config, override
 
-    words = BETWEEN_OVERRIDES.split(said)
-    return override(config, words) if "=" in words[0] else load_config(said)
+    words = BETWEEN_OVERRIDES.split(text)
+    return override(config, words) if "=" in words[0] else load_config(text)
 
 
 def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":

@@ -73,7 +73,7 @@ def answer(act: Callable[[], int]) -> int:
         code = act()
         sys.stdout.flush()
     except UserError as error:
-        if not error.told:
+        if not error.reported:
             _say_error(str(error))
         return ExitCode.USERS_INPUT
     except KeyboardInterrupt:

@@ -82,8 +82,8 @@ class Lines:
         self._said = now
         rate = done / (now - began)
         left = timedelta(seconds=round((total - done) / rate))
-        said = f"{self._words(what, done, total, rate)}, {left} left"
-        self._console.print(said, highlight=False, soft_wrap=True, markup=False)
+        line = f"{self._words(what, done, total, rate)}, {left} left"
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _name(console: Console, what: str) -> None:

@@ -53,27 +53,27 @@ def one_rank(task: RankTask) -> int:
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    told = False
+    reported = False
 
     def act() -> int:
-        nonlocal told
+        nonlocal reported
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
             return task.verb(task.args)
         except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
             sys.exit(128 + signal.SIGINT)
         except UserError as error:
-            told = error.told
+            reported = error.reported
             raise
         except FirstFailed:
-            told = True
+            reported = True
             return ExitCode.OUR_BUG
         except RuntimeError as error:
             if not peer_ended(error):
                 raise
             sys.stderr.write(f"rank {rank}: ended because another rank did\n")
-            told = True
+            reported = True
             return ExitCode.OUR_BUG
 
     code = main.answer(act)
-    return ExitCode.AFTER_ANOTHER if told else code
+    return ExitCode.AFTER_ANOTHER if reported else code

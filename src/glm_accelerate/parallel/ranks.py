@@ -32,7 +32,7 @@ LEFT, LEAVING = "left", 10.0  # how many are out of the last barrier; seconds fo
 class Told(UserError):
     """What another rank has come to, and says."""
 
-    told = True
+    reported = True
 
 
 class FirstFailed(RuntimeError):
@@ -208,7 +208,7 @@ def _one_mistake_said(store: Store) -> Generator[None, None, None]:
         yield
     except UserError as error:
         with suppress(RuntimeError):  # the store may be gone with its process
-            error.told = error.told or store.add(MISTAKES, 1) > 1
+            error.reported = error.reported or store.add(MISTAKES, 1) > 1
         raise
     except RuntimeError as error:
         with suppress(RuntimeError):

@@ -41,9 +41,9 @@ def file_digest(path: Path) -> str:
     return digest
 
 
-def identity_of(found: os.stat_result) -> Identity:
+def identity_of(status: os.stat_result) -> Identity:
     """Of a file's status."""
-    return Identity(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def recall(kind: str, path: Path, identity: Identity) -> Any:
@@ -54,13 +54,13 @@ def recall(kind: str, path: Path, identity: Identity) -> Any:
     return None
 
 
-def remember(kind: str, path: Path, identity: Identity, found: object) -> None:
+def remember(kind: str, path: Path, identity: Identity, content: object) -> None:
     """One entry a file. A cache that cannot be written costs time only."""
     if time.time_ns() - identity.ctime_ns <= FRESH_NS:
         return
     with suppress(OSError):
-        content = json.dumps({"identity": asdict(identity), "found": found})
-        write_text(_entry(kind, path), content, synced=False)
+        entry = json.dumps({"identity": asdict(identity), "found": content})
+        write_text(_entry(kind, path), entry, synced=False)
 
 
 def _entry(kind: str, path: Path) -> Path:

@@ -140,7 +140,7 @@ def control_groups(controller: str, mount: Path = GROUPS, own: Path = OWN_GROUPS
     """Every directory that may limit this process: its own group's and those around it, up to the root.
     In the first kind of control groups each controller has a tree of its own.
     """
-    found: list[Path] = []
+    groups: list[Path] = []
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -148,9 +148,9 @@ def control_groups(controller: str, mount: Path = GROUPS, own: Path = OWN_GROUPS
         root = mount / controller if controllers else mount
         group = root / path.lstrip("/")
         while group != root:
-            found.append(group)
+            groups.append(group)
             group = group.parent
-    return [*found, mount, mount / controller]
+    return [*groups, mount, mount / controller]
 
 
 def last_cores(count: int) -> list[int] | None:
@@ -215,8 +215,8 @@ def share_signs(folder: Path) -> None:
 
 def signs_folder() -> Path | None:
     """Where to leave signs of life, if a launcher watches."""
-    said = os.environ.get("GLM_ACCELERATE_SIGNS")
-    return Path(said) if said else None
+    value = os.environ.get("GLM_ACCELERATE_SIGNS")
+    return Path(value) if value else None
 
 
 def c_compiler() -> str | None:
@@ -254,10 +254,10 @@ def _quota(file: Path, otherwise: int) -> int:
 
 def _number(name: str, least: int, end: float = math.inf) -> int:
     """A variable that a launcher has set: a whole number from `least` on, below `end`."""
-    said = os.environ.get(name)
-    if said is None:
+    value = os.environ.get(name)
+    if value is None:
         raise UserError(f"{name} is not set, but RANK is", cure=ALONE)
-    if not (said.isascii() and said.isdecimal() and least <= int(said) < end):
+    if not (value.isascii() and value.isdecimal() and least <= int(value) < end):
         wanted = f"{least} or more" if end == math.inf else f"{least} to {end - 1}"
-        raise UserError(f"{name} is {said!r}, expected {wanted}", cure=ALONE)
-    return int(said)
+        raise UserError(f"{name} is {value!r}, expected {wanted}", cure=ALONE)
+    return int(value)

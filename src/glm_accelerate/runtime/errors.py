@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
 class UserError(ValueError):
     """Something in the user's input has to change. The command line prints it and exits with 2."""
 
-    told = False  # whether another process has printed it already
+    reported = False  # whether another process has printed it already
 
     def __init__(self, what: str, *, where: object | None = None, cure: str | None = None) -> None:
         self.what = what

@@ -35,8 +35,8 @@ def private_folder(*parts: str) -> Path:
 
 def is_ours(path: Path) -> bool:
     """Whether nobody but this user and root can have written there."""
-    found = path.lstat()
-    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    status = path.lstat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def make_folder(folder: Path) -> None:

@@ -19,8 +19,8 @@ WITHOUT_TILES = (*NARROW, "AVX512_CORE_BF16", "AVX10_1_512", "AVX512_CORE_FP16")
 def processor_flags() -> set[str]:
     """The instruction sets in use."""
     text = CPUINFO.read_text() if CPUINFO.is_file() else ""
-    found = "".join(re.findall(r"^(?:flags|Features)\s*:.*$", text, re.MULTILINE))
-    flags = set(re.findall(r"[a-z0-9_]+", found))
+    lines = "".join(re.findall(r"^(?:flags|Features)\s*:.*$", text, re.MULTILINE))
+    flags = set(re.findall(r"[a-z0-9_]+", lines))
     products, vectors = env.processor_limits()
     if products in WITHOUT_TILES or vectors in ("default", "avx2"):
         flags = {flag for flag in flags if not flag.startswith("amx_")}
@@ -32,8 +32,8 @@ def processor_flags() -> set[str]:
 def cpu_name() -> str:
     """The model, as the system says it."""
     text = CPUINFO.read_text() if CPUINFO.is_file() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else "CPU"
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else "CPU"
 
 
 def has_bfloat16() -> bool:
