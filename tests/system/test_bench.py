@@ -114,7 +114,13 @@ def test_a_child_that_cannot_be_measured_has_said_why(config: Path, bench: Calla
 
 
 @pytest.mark.parametrize(
-    "words", [["step"], ["step", "--compare", "adapt.method=full"], ["checkpoint"]], ids=str
+    "words",
+    [
+        pytest.param(["step"], marks=pytest.mark.prove),
+        ["step", "--compare", "adapt.method=full"],
+        ["checkpoint"],
+    ],
+    ids=str,
 )
 def test_ctrl_c_leaves_nothing_behind(
     config: Path, place: Path, words: list[str], bench: Callable[..., Warm]
