@@ -129,7 +129,7 @@ def _divide(model: Decoder, recipe: Recipe, device: torch.device, place: Place) 
 def _keep_copies(model: Decoder) -> None:
     """Of weights that would be cast again in every pass."""
     for part in model.modules():
-        if type(part) is Linear and model.compute is not None and part.weight.dtype != model.compute:
+        if isinstance(part, Linear) and part.plain and model.compute not in (None, part.weight.dtype):
             part.keep_copy(model.compute)
 
 

@@ -19,8 +19,6 @@ from glm_accelerate.kernels.lora import lora_linear_reference
 from glm_accelerate.kernels.rms_norm import rms_norm_reference, sandwich, sum_norm
 from glm_accelerate.kernels.rope import rope_reference, rope_table
 from glm_accelerate.kernels.swiglu import swiglu, swiglu_reference
-from glm_accelerate.models.adapt.lora import LoraLinear
-from glm_accelerate.models.adapt.quantized import PackedWeight
 from glm_accelerate.models.attention import Attention
 from glm_accelerate.models.decoder import Block, Decoder
 from glm_accelerate.models.layout import Layout
@@ -143,9 +141,8 @@ def _attention(given: Attention, sizes: Sizes, lengths: Sequence[int], qkv_1SX: 
 
 
 def _linear(name: str, layer: Linear, x_1SI: Tensor) -> Case:
-    packed = next((part for part in layer.modules() if isinstance(part, PackedWeight)), None)
-    adapter = isinstance(layer, LoraLinear)
-    if isinstance(layer, LoraLinear):
+    packed, adapter = layer.packed, layer.adapter
+    if adapter is not None:
         nn.init.normal_(layer.lora_B, std=0.02)  # it begins as zeros, behind which nothing would be seen
         trained = (layer.lora_A, layer.lora_B)
     else:
@@ -154,8 +151,8 @@ def _linear(name: str, layer: Linear, x_1SI: Tensor) -> Case:
     def definition(x: Tensor, *given: Tensor) -> Outputs:
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
         frozen = packed.wide(x.dtype) if packed else layer.weight.to(x.dtype)
-        if isinstance(layer, LoraLinear):
-            return (lora_linear_reference(x, frozen, bias, *given, scale=layer.scale),)
+        if adapter is not None:
+            return (lora_linear_reference(x, frozen, bias, *given, scale=adapter.scale),)
         return (linear(x, given[0].to(x.dtype) if given else frozen, bias),)
 
     kept = sum(parameter.nbytes for parameter in layer.parameters())

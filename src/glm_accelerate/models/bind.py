@@ -9,11 +9,8 @@ from glm_accelerate.kernels.choose import NOT_ASKED, Choice, OperatorWork, choic
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.kernels.native_rms_norm import LANES
 from glm_accelerate.kernels.quantized import nf4_path
-from glm_accelerate.models.adapt.lora import LoraLinear
-from glm_accelerate.models.adapt.quantized import PackedWeight
 from glm_accelerate.models.attention import Attention
 from glm_accelerate.models.decoder import Block, Decoder
-from glm_accelerate.models.float8 import Float8Linear, Float8LoraLinear
 from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.mlp import MLP
 from glm_accelerate.models.norm import RMSNorm
@@ -64,9 +61,9 @@ def _native(model: Decoder) -> str | None:
 
 def _products(model: Decoder) -> list[Choice]:
     """Linear layers by their kind, and how many there are of each."""
-    layers = (part for part in model.modules() if isinstance(part, Linear))
+    layers = [part for part in model.modules() if isinstance(part, Linear)]
     kinds = Counter(_kind(layer) for layer in layers)
-    packed = {part.kind for part in model.modules() if isinstance(part, PackedWeight)}
+    packed = {layer.packed.kind for layer in layers if layer.packed is not None}
     unpacking = [nf4_path(model.embed.device)] if "nf4" in packed else []
     return [
         *(Choice(kind, f"{count} of the layers", why) for (kind, why), count in kinds.items()),
@@ -75,12 +72,16 @@ def _products(model: Decoder) -> list[Choice]:
 
 
 def _kind(layer: Linear) -> tuple[str, str]:
-    packed = next((part.kind for part in layer.children() if isinstance(part, PackedWeight)), None)
-    base = f"a frozen {packed} base" if packed else "the frozen weight"
-    if isinstance(layer, Float8Linear | Float8LoraLinear):
-        how = "simulated: this machine has no 8-bit products" if layer.simulated else "8-bit products"
-        return "fp8 LoRA" if isinstance(layer, LoraLinear) else "fp8", how
-    if isinstance(layer, LoraLinear):
+    packed = None if layer.packed is None else layer.packed.kind
+    if packed is None and layer.float8 != "off":
+        how = (
+            "8-bit products"
+            if layer.float8 == "hardware"
+            else "simulated: this machine has no 8-bit products"
+        )
+        return "fp8" if layer.adapter is None else "fp8 LoRA", how
+    if layer.adapter is not None:
+        base = f"a frozen {packed} base" if packed else "the frozen weight"
         return f"{packed} LoRA" if packed else "LoRA", f"added into the product with {base}, own backward"
     if packed:
         return packed, "unpacked for the product"

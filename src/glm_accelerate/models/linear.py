@@ -1,21 +1,40 @@
-"""A linear layer that computes in the dtype of its input, whatever dtype its weights are kept in.
+"""The linear layer: a weight, which is dense or packed in few bits, and a LoRA adapter if one was added.
 
-So float32 master weights train with bfloat16 products, with no autocast state and no second model.
+It computes in the dtype of its input, whatever dtype its weights are kept in: float32 master weights train
+with bfloat16 products, with no autocast state and no second model.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from glm_accelerate.kernels.float8 import float8_linear
+from glm_accelerate.kernels.lora import add_adapter, lora_linear
 from glm_accelerate.kernels.product import linear
+from glm_accelerate.kernels.quantized import Kind
+from glm_accelerate.models.packed import PackedWeight
+from glm_accelerate.runtime.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """How a layer adds its lora_A (rank x inputs) and lora_B (outputs x rank)."""
+
+    scale: float
+    dropout: float
 
 
 class Linear(nn.Module):
-    """out = x @ weight.T + bias. Made empty: weights are loaded or initialised from outside."""
+    """out = x W^T + b + scale * dropout(x) A^T B^T, where W is `weight` or what `packed` stands for; A and B
+    exist if `adapter` does. Made empty: weights are loaded or initialised from outside.
+    """
 
+    lora_A: nn.Parameter
+    lora_B: nn.Parameter
     native = False  # set by `models.bind`: products by our own code
+    float8: Literal["off", "hardware", "simulated"] = "off"  # products with a dense weight in 8 bits
     _copy: Tensor | None = None
     _copied = 0  # version of the weight
 
@@ -23,9 +42,63 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.packed: PackedWeight | None = None
+        self.adapter: Adapter | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.native, self.copy)
+        if self.plain:
+            return linear(x, self.weight, self.bias, self.native, self.copy)
+        if self.adapter is None:
+            return self._product(x)
+        A, B, scale = self.lora_A, self.lora_B, self.adapter.scale
+        dropout = self.adapter.dropout if self.training else 0.0
+        if self.packed is None and self.float8 == "off":
+            weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+            return lora_linear(x, weight, bias, A, B, scale=scale, dropout=dropout, native=self.native)
+        rows = x.flatten(0, -2) if self.packed is None else x  # what is added to in place must be no view
+        out = add_adapter(self._product(rows), rows, A, B, scale=scale, dropout=dropout)
+        return out if self.packed is not None else out.view(*x.shape[:-1], -1)
+
+    def _product(self, x: Tensor) -> Tensor:
+        """With a weight that is multiplied in its own way."""
+        if self.packed is not None:
+            return self.packed(x, self.bias)
+        return float8_linear(x, self.weight, self.bias, simulated=self.float8 == "simulated")
+
+    @property
+    def plain(self) -> bool:
+        """A dense weight alone, multiplied in the dtype of x."""
+        return self.packed is None and self.adapter is None and self.float8 == "off"
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[1] if self.packed is None else self.packed.inputs
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0] if self.packed is None else self.packed.codes.shape[0]
+
+    def pack(self, kind: Kind) -> None:
+        """Keep the weight in few bits from now on."""
+        self.packed = PackedWeight(kind, self.weight)
+        del self.weight
+
+    def adapt(self, A_rI: Tensor, B_Or: Tensor, adapter: Adapter) -> None:
+        """Add an adapter, which trains."""
+        self.lora_A, self.lora_B, self.adapter = nn.Parameter(A_rI), nn.Parameter(B_Or), adapter
+
+    def merge(self) -> None:
+        """Add the adapter into the weight and drop it: the same without dropout."""
+        if self.adapter is None:
+            return
+        if self.packed is not None:
+            cure = "merge into the model as its files have it"
+            raise UserError("a quantised base takes no adapter in", cure=cure)
+        with torch.no_grad():
+            delta = self.adapter.scale * (self.lora_B.float() @ self.lora_A.float())
+            merged = (self.weight.float() + delta).to(self.weight.dtype)
+        self.weight, self.adapter = nn.Parameter(merged, requires_grad=False), None
+        del self.lora_A, self.lora_B
 
     @property
     def copy(self) -> Tensor | None:
@@ -48,30 +121,8 @@ class Linear(nn.Module):
         if self._copy is not None:
             self.weight.grad_dtype = dtype
 
-    @property
-    def inputs(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def outputs(self) -> int:
-        return self.weight.shape[0]
-
 
 def linear_layers(model: nn.Module) -> list[tuple[str, Linear]]:
     """Every linear layer inside the blocks; one that several blocks share by its first name."""
     found = ((name, module) for name, module in model.named_modules() if name.startswith("layers."))
     return [(name, module) for name, module in found if isinstance(module, Linear)]
-
-
-def replace_layers(model: nn.Module, names: Iterable[str], make: Callable[[Linear], Linear]) -> None:
-    """Put `make(layer)` in all places of each of these layers, one after the other, in place."""
-    places: defaultdict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    for owner in model.modules():
-        for leaf, child in owner.named_children():
-            places[id(child)].append((owner, leaf))
-    for name in names:
-        layer = model.get_submodule(name)
-        assert isinstance(layer, Linear)
-        made = make(layer)
-        for owner, leaf in places[id(layer)]:
-            setattr(owner, leaf, made)

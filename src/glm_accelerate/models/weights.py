@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from glm_accelerate.config.paths import local_name
 from glm_accelerate.kernels.quantized import Kind
-from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, quantize
+from glm_accelerate.models.adapt.quantized import quantize
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.compression import describe, described
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES, Family, family_of
+from glm_accelerate.models.linear import Linear
 from glm_accelerate.models.locate import locate
+from glm_accelerate.models.packed import PackedWeight
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
@@ -200,7 +202,7 @@ def _place(
     """Put a tensor where the meta parameter `name` stood."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    if isinstance(module, QuantizedLinear) and leaf == "weight":
+    if isinstance(module, Linear) and module.packed is not None and leaf == "weight":
         module.packed.fill(tensor.to(device))  # from the file's numbers, not from those rounded to `dtype`
         return
     made = torch.empty_like(tensor, dtype=dtype, device=device).copy_(tensor)

@@ -68,5 +68,7 @@ def keep_copies(optimizer: Optimizer, model: nn.Module) -> None:
         return
     owners = Counter(weight for part in model.modules() for weight in part.parameters(recurse=False))
     for part in model.modules():
-        if type(part) is Linear and part.native and part.weight.requires_grad and owners[part.weight] == 1:
+        if not isinstance(part, Linear) or not part.plain or not part.native:
+            continue
+        if part.weight.requires_grad and owners[part.weight] == 1:
             optimizer.copies[part.weight] = part.keep_copy(torch.bfloat16)

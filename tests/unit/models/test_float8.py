@@ -9,9 +9,9 @@ from torch import nn
 
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.lora import LoraLinear
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.float8 import Float8Linear, Float8LoraLinear, float8_products
+from glm_accelerate.models.float8 import float8_products
+from glm_accelerate.models.linear import linear_layers
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.prove.isolation import prove_isolation
 
@@ -67,8 +67,8 @@ def test_layers_keep_their_tensors_and_names(make_model: Callable[..., Path]) ->
     after = dict(model.named_parameters())
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
-    kinds = {type(part) for part in model.modules() if isinstance(part, Float8Linear | LoraLinear)}
-    assert kinds == {Float8LoraLinear}
+    assert {layer.float8 for _, layer in linear_layers(model)} == {"simulated"}
+    assert all(layer.adapter is not None for _, layer in linear_layers(model))
 
 
 def test_sizes_that_the_hardware_cannot_take_are_named(make_model: Callable[..., Path]) -> None:

@@ -28,10 +28,11 @@ from glm_accelerate.kernels.quantized import (
 )
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.adapt.files import load_adapter, save_adapter
-from glm_accelerate.models.adapt.lora import QuantizedLora, adapted_layers, merge
-from glm_accelerate.models.adapt.quantized import PackedWeight, QuantizedLinear, count
+from glm_accelerate.models.adapt.lora import adapted_layers, merge
+from glm_accelerate.models.adapt.quantized import count
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.linear import Linear, linear_layers
+from glm_accelerate.models.linear import linear_layers
+from glm_accelerate.models.packed import PackedWeight
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
 from glm_accelerate.prove.coverage import prove_coverage
@@ -261,10 +262,9 @@ def test_targets_that_are_not_adapted_are_packed_too(make_model: Callable[..., P
     model = load_model(make_model("glm4"))
     plain = count(model)
     adapt(model, AdaptSection(base="nf4", targets=["q_proj"], rank=2))
-    kinds = {name.rpartition(".")[2]: type(layer) for name, layer in linear_layers(model)}
-    assert kinds["q_proj"] is QuantizedLora
-    assert {kind for name, kind in kinds.items() if name != "q_proj"} == {QuantizedLinear}
-    assert type(model.head) is Linear
+    assert all(layer.packed is not None for _, layer in linear_layers(model))
+    assert {name.rpartition(".")[2] for name, layer in linear_layers(model) if layer.adapter} == {"q_proj"}
+    assert model.head.plain
     assert count(model) == plain + sum(a.lora_A.numel() + a.lora_B.numel() for _, a in adapted_layers(model))
     proof = prove_coverage(model, AdaptSection(base="nf4", targets=["q_proj"], rank=2))
     assert proof.ok, proof.said
@@ -339,7 +339,6 @@ def test_what_is_packed_is_neither_merged_nor_saved(make_model: Callable[..., Pa
 LOADING = """
 import sys, threading, time, torch
 torch.set_num_threads(1)
-from glm_accelerate.models.adapt.quantized import PackedWeight
 from glm_accelerate.models.weights import load_model
 
 def resident():  # without pages of files, which the system takes back when it wants to

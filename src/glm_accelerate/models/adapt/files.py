@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +97,14 @@ def _lora_state(model: Decoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors[f"{theirs}.lora_A.weight"] = layer.lora_A
         tensors[f"{theirs}.lora_B.weight"] = layer.lora_B
     first = layers[0][1]
-    rank = first.lora_A.shape[0]
+    rank, adapter = first.lora_A.shape[0], first.adapter
+    assert adapter is not None
     return tensors, {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
-        "lora_alpha": first.scale * rank,
-        "lora_dropout": first.share,
+        "lora_alpha": adapter.scale * rank,
+        "lora_dropout": adapter.dropout,
         "target_modules": sorted({family.module(name).rsplit(".")[-1] for name, _ in layers}),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -131,8 +133,9 @@ def load_adapter(model: Decoder, path: str | Path) -> None:
                     f"{theirs}.{key} is {has}", where=directory, cure="same rank and targets needed"
                 )
             parameter.data.copy_(tensor)
-        if not math.isclose(layer.scale, settings.scale):  # else the model's own, to the last bit
-            layer.scale = settings.scale
+        assert layer.adapter is not None
+        if not math.isclose(layer.adapter.scale, settings.scale):  # else the model's own, to the last bit
+            layer.adapter = replace(layer.adapter, scale=settings.scale)
     if tensors:
         raise UserError(f"{len(tensors)} tensors fit nowhere, as {next(iter(tensors))}", where=directory)
 

@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
-from glm_accelerate.kernels.lora import add_adapter, lora_linear
-from glm_accelerate.models.adapt.quantized import QuantizedLinear
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES, Family
-from glm_accelerate.models.linear import Linear, linear_layers, replace_layers
+from glm_accelerate.models.linear import Adapter, Linear, linear_layers
 from glm_accelerate.models.projection import projection_of
 from glm_accelerate.runtime.errors import UserError
 
@@ -31,68 +28,9 @@ class LoraSettings:
         return self.alpha / (math.sqrt(self.rank) if self.root_scale else self.rank)
 
 
-class LoraLinear(Linear):
-    """A linear layer that keeps its own names and adds lora_A (rank x inputs) and lora_B (outputs x rank)."""
-
-    def __init__(self, around: Linear, settings: LoraSettings, generator: torch.Generator) -> None:
-        nn.Module.__init__(self)
-        self.weight, self.bias = around.weight, around.bias
-        self._begin(around, settings, generator)
-
-    def _begin(self, around: Linear, settings: LoraSettings, generator: torch.Generator) -> None:
-        bound = 1 / math.sqrt(around.inputs)  # what kaiming_uniform(a=sqrt(5)) comes to
-        A = torch.empty(settings.rank, around.inputs).uniform_(-bound, bound, generator=generator)
-        beside = next(around.parameters())
-        device = "cpu" if beside.is_meta else beside.device  # its weights may come later
-        self.lora_A = nn.Parameter(A.to(device))
-        self.lora_B = nn.Parameter(torch.zeros(around.outputs, settings.rank, device=device))
-        self.scale, self.share = settings.scale, settings.dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        share = self.share if self.training else 0.0
-        adapter = (self.lora_A, self.lora_B)
-        return lora_linear(x, weight, bias, *adapter, scale=self.scale, dropout=share, native=self.native)
-
-    def merged(self) -> Linear:
-        """The plain layer that computes the same without dropout."""
-        with torch.device("meta"):
-            plain = Linear(self.inputs, self.outputs, bias=False)
-        delta = self.scale * (self.lora_B.float() @ self.lora_A.float())
-        plain.weight = nn.Parameter((self.weight.float() + delta).to(self.weight.dtype), requires_grad=False)
-        plain.bias = self.bias
-        return plain
-
-    @property
-    def inputs(self) -> int:
-        return self.lora_A.shape[1]
-
-    @property
-    def outputs(self) -> int:
-        return self.lora_B.shape[0]
-
-
-class QuantizedLora(LoraLinear):
-    """The same beside a packed weight."""
-
-    def __init__(self, around: QuantizedLinear, settings: LoraSettings, generator: torch.Generator) -> None:
-        nn.Module.__init__(self)
-        self.packed, self.bias = around.packed, around.bias
-        self._begin(around, settings, generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, share = self.packed(x, self.bias), self.share if self.training else 0.0
-        return add_adapter(out, x, self.lora_A, self.lora_B, scale=self.scale, dropout=share)
-
-    def merged(self) -> Linear:
-        raise UserError(
-            "a quantised base takes no adapter in", cure="merge into the model as its files have it"
-        )
-
-
-def adapted_layers(model: Decoder) -> list[tuple[str, LoraLinear]]:
+def adapted_layers(model: Decoder) -> list[tuple[str, Linear]]:
     """Every layer that has an adapter."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear)]
+    return [(name, layer) for name, layer in linear_layers(model) if layer.adapter is not None]
 
 
 def choose_layers(model: Decoder, targets: str | Sequence[str]) -> list[tuple[str, Linear]]:
@@ -128,20 +66,16 @@ def add_lora(model: Decoder, settings: LoraSettings, seed: int = 0) -> None:
         raise UserError("the model has adapters already", cure="merge them first")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-
-    def adapted(layer: Linear) -> LoraLinear:
-        if isinstance(layer, QuantizedLinear):
-            return QuantizedLora(layer, settings, generator)
-        return LoraLinear(layer, settings, generator)
-
-    replace_layers(model, [name for name, _ in choose_layers(model, settings.targets)], adapted)
+    adapter = Adapter(settings.scale, settings.dropout)
+    for _, layer in choose_layers(model, settings.targets):
+        bound = 1 / math.sqrt(layer.inputs)  # what kaiming_uniform(a=sqrt(5)) comes to
+        A = torch.empty(settings.rank, layer.inputs).uniform_(-bound, bound, generator=generator)
+        beside = next(layer.parameters())
+        device = "cpu" if beside.is_meta else beside.device  # its weights may come later
+        layer.adapt(A.to(device), torch.zeros(layer.outputs, settings.rank, device=device), adapter)
 
 
 def merge(model: Decoder) -> None:
     """Add every adapter into its layer and drop it, in place."""
-
-    def merged(layer: Linear) -> Linear:
-        assert isinstance(layer, LoraLinear)
-        return layer.merged()
-
-    replace_layers(model, [name for name, _ in adapted_layers(model)], merged)
+    for _, layer in adapted_layers(model):
+        layer.merge()
