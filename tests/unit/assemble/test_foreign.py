@@ -65,6 +65,7 @@ def stock(model_dir: Path, out: Path, method: str) -> tuple[Path, list[float]]:
     """Trains as the stock script does; returns the checkpoint half-way, and every step's loss."""
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, use_cache=False, dtype=torch.float32)
     section = SECTIONS[method]
+    torch.manual_seed(0)  # of PEFT's matrices
     if method == "lora":
         config = LoraConfig(
             r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, target_modules=list(section.targets)
