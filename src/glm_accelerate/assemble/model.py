@@ -75,15 +75,16 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place 
     if recipe.float8 and (left := float8_products(model)):
         stay = "in bfloat16: 8-bit products go along multiples of 16"
         notes.append(f"{len(left)} layers, as {left[0]}, stay {stay}")
+    table = CutTable(place=place)
     if recipe.shards > 1:
-        _divide(model, recipe, device, place)
+        _divide(model, recipe, device, table)
     if recipe.offload:
         FrozenWeights(model.layers, device)
         model.to(device)
     bind_operators(model, compiled=recipe.compiled)
     if recipe.copies and model.form == "native":
         _keep_copies(model)
-    return Assembled(model, CutTable(trained(model), place), notes)
+    return Assembled(model, replace(table, weights=trained(model)), notes)
 
 
 def open_model(
@@ -119,11 +120,11 @@ def _read(recipe: Recipe, device: torch.device) -> Decoder:
     return open_model(files.begun_on, dtype=recipe.dtype, device=first, merged=True).model
 
 
-def _divide(model: Decoder, recipe: Recipe, device: torch.device, place: Place) -> None:
-    assert place.axes.shard == recipe.shards
-    shard(model, list(model.layers), ["hidden"], place.mesh(device))
+def _divide(model: Decoder, recipe: Recipe, device: torch.device, table: CutTable) -> None:
+    assert table.place.axes.shard == recipe.shards
+    shard(model, list(model.layers), ["hidden"], table.place.mesh(device))
     if recipe.read_to == "meta":
-        fill(model, part_reader(model), device, CutTable(place=place))
+        fill(model, part_reader(model), device, table)
 
 
 def _keep_copies(model: Decoder) -> None:
