@@ -29,11 +29,11 @@ FLOORS = (
     {"prove", "memory"},
     {"plan"},
     {"parallel"},
-    {"gradients", "optim", "checkpoint", "observe"},
+    {"optim", "checkpoint", "observe"},
     {"assemble"},
     {"evaluate"},
     {"train"},
-    {"export", "tune", "bench", "dashboard", "deploy", "demo"},
+    {"export", "bench", "demo"},
     {"cli"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

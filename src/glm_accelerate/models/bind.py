@@ -55,7 +55,7 @@ def _native(model: Decoder) -> str | None:
         return "they are for bfloat16 on a CPU"
     sizes = model.sizes
     if sizes.width % LANES or sizes.mlp_width < LANES or sizes.head_width % 2:
-        return f"a width of {sizes.width} is no multiple of {LANES}"
+        return f"they take widths in multiples of {LANES}, MLPs from {LANES} on, heads of even width"
     return native_library()
 
 

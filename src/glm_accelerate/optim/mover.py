@@ -37,7 +37,7 @@ class Mover:
                 group["lr"] = rate
 
     def norm(self, scale: float = 1.0) -> Tensor:
-        """Of all gradients together, summed over ranks, before clipping. Waits for nothing.
+        """Sum the gradients over ranks, in place, and return the norm of all before clipping: once a step.
 
         Of gradients of a loss times `scale`, it is that of the loss.
         """
@@ -106,7 +106,7 @@ class OnePassMover(Mover):
 
 
 class HostMover(Mover):
-    """The optimizer in host memory, where gradients are by the time that they are asked for."""
+    """For an optimizer in host memory: gradients have arrived there by the time they are asked for."""
 
     optimizer: HostOptimizer
 
@@ -145,8 +145,10 @@ class FusedMover(Mover):
     finite makes the first gradient so, and nothing is updated.
     """
 
-    def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(optimizer)
+    def __init__(
+        self, optimizer: Optimizer, parameters: Iterable[nn.Parameter], table: CutTable = ONE_PROCESS
+    ) -> None:
+        super().__init__(optimizer, table)
         self._sound = True
         self._squares: list[Tensor] = []
         self._hooks = [
@@ -198,7 +200,7 @@ def mover_of(
 ) -> Mover:
     """By what the optimizer is. `fused`: parameters that it updates within the backward pass."""
     if fused is not None:
-        return FusedMover(optimizer, fused)
+        return FusedMover(optimizer, fused, table)
     kinds: dict[type[Optimizer], type[Mover]] = {OnePassAdamW: OnePassMover, HostOptimizer: HostMover}
     return kinds.get(type(optimizer), Mover)(optimizer, table, clip)
 

@@ -60,9 +60,9 @@ class OnePassAdamW(Optimizer):
 
 
 def keep_copies(optimizer: Optimizer, model: nn.Module) -> None:
-    """Layers multiply with copies of their weights from here on, and the optimizer, if it can, writes both.
+    """If the optimizer is our own, layers multiply with bfloat16 copies of their weights, and it writes both.
 
-    Not of a weight that the embedding has, too: it looks up in float32.
+    A weight shared with the embedding gets no copy: the embedding looks up in float32.
     """
     if not isinstance(optimizer, OnePassAdamW):
         return

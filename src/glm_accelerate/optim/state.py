@@ -46,5 +46,5 @@ def load_state(optimizer: Optimizer, masters: Masters, state: dict[str, Tensor])
 
 
 def shaped_otherwise(moment: str) -> bool:
-    """Whether a part of the state is not shaped like its weight, but whole on every rank."""
+    """Whether a part of the state has another shape than its weight: then every rank holds all of it."""
     return moment == COUNT or moment.endswith(SCALES)

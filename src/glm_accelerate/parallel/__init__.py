@@ -1,1 +1,1 @@
-"""Several processes as one trainer: applied to a model from outside, and to nothing else."""
+"""Several processes as one trainer. The model does not know of it."""

@@ -29,11 +29,11 @@ class Place:
         assert self.axes.count(*ORDER) == self.ranks.count, f"{self.axes} is not {self.ranks.count} ranks"
 
     def index(self, *names: str) -> int:
-        """Among the ranks along these axes."""
+        """This rank's number among those along these axes."""
         return self.axes.index(self.ranks.rank, *names)
 
     def count(self, *names: str) -> int:
-        """Of the ranks along these axes."""
+        """How many ranks there are along these axes."""
         return self.axes.count(*names)
 
     @property

@@ -36,7 +36,10 @@ def _sum(bucket: Sequence[Tensor], place: Place, axes: Sequence[str]) -> None:
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype, so many that an operation is worth its start."""
+    """Neighbours of one dtype, up to about 32 MiB: few large sums are faster than many small ones.
+
+    With several ranks a gradient has its parameter's dtype (`Linear.learn_in`).
+    """
     bucket: list[Tensor] = []
     size = 0
     for parameter in parameters:

@@ -51,7 +51,7 @@ class CutTable:
         return not isinstance(tensor, DTensor) and not self.cut(name).intervals
 
     def sum_gradients(self) -> None:
-        """In place, each over its axes. FSDP has summed those of its own over the samples' axes."""
+        """In place, each over its axes. FSDP has summed those that it divides over data and shard."""
         by_axes: dict[Axis, list[nn.Parameter]] = {}
         for name, weight in self.weights.items():
             axes = self.cut(name).partial + (() if isinstance(weight, DTensor) else SAMPLES)

@@ -1,7 +1,7 @@
 """All of a run's resume state: what training moves (tensors), and where it stands (`Progress`). Nothing else.
 
-The order of samples and the randomness of step k on a rank follow from the seed, k and the rank; so no
-generator, no permutation and no packing is stored, and any number of ranks can go on.
+The order of samples and the randomness of step k follow from the seed, k and the share of the samples that a
+rank takes; so no generator, no permutation and no packing is stored, and any number of ranks can go on.
 """
 
 from collections.abc import Mapping
@@ -96,6 +96,7 @@ class Progress:
 def resume_tensors(mover: Mover) -> Pieces:
     """The parts of weights and moments for which this rank answers."""
     weights = mover.table.weights
+    assert weights, "a mover without a table of what it moves"
     return {
         WEIGHTS: _owned(weights, mover.table),
         OPTIMIZER: _owned(mover.state(weights.items()), mover.table),

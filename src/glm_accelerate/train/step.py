@@ -30,7 +30,9 @@ def train_step(
     mover.begin(rate, sum(batch.targets > 0 for batch in step.batches))
     loss = passes(step, scale)
     norm_of_all = mover.norm(scale)
-    own, norm = torch.stack((loss, whole(norm_of_all).to(loss))).tolist()  # the one place that waits
+    own, norm = torch.stack(
+        (loss, whole(norm_of_all).to(loss))
+    ).tolist()  # the one place that waits for the device
     total, odd = place.total([own, not math.isfinite(norm)])
     applied = math.isfinite(total) and not odd and step.targets > 0
     if applied:
