@@ -60,10 +60,15 @@ def cut(tensor: Tensor, how: Cut) -> Tensor:
     return torch.cat([tensor.narrow(how.dim, start, stop - start) for start, stop in how.intervals], how.dim)
 
 
-def one_rank(rank: int, folder: Path, name: str) -> None:
-    store = dist.FileStore(str(folder / f"meeting-{name}"), RANKS)
+def one_rank(rank: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "meeting"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    place = Place(Ranks(rank, RANKS, store), LAYOUTS[name])
+    for name, axes in LAYOUTS.items():
+        step_and_save(Place(Ranks(rank, RANKS, store), axes), folder / name)
+    leave(store, RANKS)
+
+
+def step_and_save(place: Place, run: Path) -> None:
     how, whole = cuts(place.index("tensor")), whole_tensors(0)
     model = Mlp({key: cut(tensor, how[key]) for key, tensor in whole.items()})
     if place.axes.shard > 1:
@@ -84,12 +89,12 @@ def one_rank(rank: int, folder: Path, name: str) -> None:
         assert torch.equal(torch.as_tensor(local(gradient)), local(read)), key
     mover.move(norm)
     mover.end()
-    saver = Checkpointer(folder / name, rank=rank, ranks=RANKS, run_id="0" * 32)
+    saver = Checkpointer(run, rank=place.ranks.rank, ranks=RANKS, run_id="0" * 32)
     saver.save(Save(1, 1, resume_tensors(mover), {}, {}, {}), wait=True)
     (outcome,) = saver.close()
     assert outcome.error is None, outcome.error
     dist.barrier()
-    (path,) = published(folder / name)
+    (path,) = published(run)
     again = Mlp({key: torch.zeros_like(cut(whole[key], how[key])) for key in whole})
     if place.axes.shard > 1:
         shard(again, [], [], place.mesh(CPU))
@@ -100,7 +105,6 @@ def one_rank(rank: int, folder: Path, name: str) -> None:
         assert torch.equal(local(one), local(two))
         for moment, value in mover.optimizer.state[one].items():
             assert torch.equal(local(value), local(other.optimizer.state[two][moment])), moment
-    leave(store, RANKS)
 
 
 def whole_gradients() -> dict[str, Tensor]:
@@ -119,8 +123,8 @@ def local(tensor: Tensor) -> Tensor:
 def test_two_axes_are_one_process(tmp_path: Path) -> None:
     """Each rank holds what the table says, and what they save together is one whole model, at any layout."""
     found: list[dict[str, Tensor]] = []
+    mp.start_processes(one_rank, args=(tmp_path,), nprocs=RANKS, start_method="forkserver")
     for name in LAYOUTS:
-        mp.spawn(one_rank, args=(tmp_path, name), nprocs=RANKS)
         (path,) = published(tmp_path / name)
         found.append(Reader(path).group(WEIGHTS))
     expected = Mlp(whole_tensors(0))

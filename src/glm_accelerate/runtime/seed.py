@@ -16,9 +16,9 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far
 SILVER = 0x6A09E667F3BCC909  # the fraction of sqrt(2): another stride, for ranks
 
 
-def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """64 well-mixed bits; steps and ranks of one run never share them, and close seeds are unrelated."""
-    return _mix(_mix(seed & MASK) + step * GOLDEN + rank * SILVER)
+def step_seed(seed: int, step: int, share: int = 0) -> int:
+    """64 well-mixed bits: others for each step and each share of its samples; close seeds are unrelated."""
+    return _mix(_mix(seed & MASK) + step * GOLDEN + share * SILVER)
 
 
 def seed_all(seed: int) -> None:
