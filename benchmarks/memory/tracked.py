@@ -36,6 +36,7 @@ from glm_accelerate.parallel.launch import launch
 from glm_accelerate.parallel.place import SINGLE, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
+from glm_accelerate.runtime.errors import ExitCode
 from glm_accelerate.train.passes import WholeModel
 from glm_accelerate.train.step import train_step
 
@@ -54,7 +55,7 @@ def measure(job: Job, folder: Path) -> int:
     """The most bytes of tensors in a step, of the rank that has the most."""
     if job.ranks == 1:
         return _most(job, SINGLE)
-    code = launch(_rank, Task(job, str(folder)), job.ranks, lambda: 0)
+    code = launch(_rank, Task(job, str(folder)), job.ranks, lambda: 0, ExitCode.USERS_INPUT)
     assert code == 0, f"{job.ranks} ranks ended with exit code {code}"
     return max(json.loads((folder / f"{rank}.json").read_text()) for rank in range(job.ranks))
 

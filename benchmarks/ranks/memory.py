@@ -22,6 +22,7 @@ from benchmarks.race.prepare_model import WORDS, Shape, prepare_model
 from benchmarks.ranks.rank import Measured, Task, measure
 from benchmarks.report import Origin, number, origin, page, publish, table
 from glm_accelerate.parallel.launch import launch
+from glm_accelerate.runtime.errors import ExitCode
 
 WARM = 2  # steps whose times are left out: buffers and kernels are made in them
 LEAST = 3  # steps of a run that only memory is read from
@@ -66,7 +67,7 @@ def run(config: dict[str, Any], ranks: int, steps: int, work: Path, *, lean: boo
     with tempfile.TemporaryDirectory(dir=work) as directory:
         if lean:
             os.environ["MALLOC_MMAP_THRESHOLD_"] = "131072"  # said at all, it no longer grows
-        code = launch(measure, Task(config, directory, steps), ranks, lambda: 0)
+        code = launch(measure, Task(config, directory, steps), ranks, lambda: 0, ExitCode.USERS_INPUT)
         os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
         if code != 0:
             raise SystemExit(f"{ranks} ranks ended with exit code {code}")

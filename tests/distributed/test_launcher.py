@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from glm_accelerate.checkpoint.find import published
+from glm_accelerate.checkpoint.format import read_manifest
+from glm_accelerate.runtime.env import cores
 
 Said = dict[str, Any]
 
@@ -82,6 +84,15 @@ def test_a_mistake_ends_the_job_and_is_said_once(who: str, words: list[str], tmp
     assert done.stderr.count("error: step 3: out of memory (a smaller step)") == 1
     assert "another rank" not in done.stderr
     assert "starting again" not in done.stderr
+
+
+def test_each_rank_computes_with_its_share_of_the_cores(words: list[str], tmp_path: Path) -> None:
+    """Whoever says nothing of threads: also ranks that are copies of a launcher which has loaded torch."""
+    room = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    line = [sys.executable, "-m", "glm_accelerate.cli.main", *words, "train.steps=2"]
+    subprocess.run(line, env=room, capture_output=True, timeout=120, check=True)
+    (path,) = published(tmp_path / "run")
+    assert read_manifest(path).fingerprints["threads"] == str(max(1, cores() // 2))
 
 
 def fill(disk: Path) -> None:

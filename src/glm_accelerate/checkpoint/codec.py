@@ -96,9 +96,10 @@ def choose(asked: Literal["auto", "none", "zstd"], measured: Speeds | None) -> C
         return CodecChoice("none", "nothing is measured yet")
     if measured.cores <= 0:
         return CodecChoice("none", "training leaves no core to compress with")
-    raw = 1000 / measured.disk
-    packed = 1000 / (measured.compress * measured.cores) + raw * measured.ratio
-    said = f"1 GB takes {packed:.1f} s compressed ({measured.ratio:.2f} of the bytes), {raw:.1f} s as it is"
+    size = 2**30 / 1e6  # speeds are in MB a second
+    raw = size / measured.disk
+    packed = size / (measured.compress * measured.cores) + raw * measured.ratio
+    said = f"1 GiB takes {packed:.1f} s compressed ({measured.ratio:.2f} of the bytes), {raw:.1f} s as it is"
     return CodecChoice("zstd" if packed < WORTH * raw else "none", said)
 
 

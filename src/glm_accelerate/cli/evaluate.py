@@ -97,6 +97,8 @@ def follow(args: argparse.Namespace) -> int:
 
     with stopping_at_once():
         run = Path(args.path) if args.build else _run_of(args.path)
+        if not run.is_dir():
+            raise UserError("no run: there is no such directory", where=run)
         from glm_accelerate.cli.following import follow_run
 
         follow_run(run, args)

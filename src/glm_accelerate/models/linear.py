@@ -98,6 +98,7 @@ class Linear(nn.Module):
             delta = self.adapter.scale * (self.lora_B.float() @ self.lora_A.float())
             merged = (self.weight.float() + delta).to(self.weight.dtype)
         self.weight, self.adapter = nn.Parameter(merged, requires_grad=False), None
+        self.float8 = "off"
         del self.lora_A, self.lora_B
 
     @property

@@ -42,11 +42,12 @@ def launch(
     ranks: int,
     progress: Callable[[], int],
     final: int,
-    load: Callable[[], None] = lambda: None,
+    load: Callable[[], None] | None = None,
 ) -> int:
     """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved;
     `final`: the exit code of a rank that has said what is wrong, so that starting again is of no use;
-    `load` imports what every rank needs, once and in this process, if they can be forked from it.
+    `load` imports what every rank needs, once and in this process, if they can be forked from it: without it
+    they never are, as torch may have computed here already.
     """
     env.share_cores(ranks)
     env.one_range()
@@ -54,10 +55,10 @@ def launch(
     env.few_kernels()
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
-        job = _Job(Path(folder), entry, task, ranks, final)
+        job = _Job(Path(folder), entry, task, ranks, final, fork=load is not None and _can_fork())
         before = {number: signal.signal(number, job.stop) for number in stop_signals()}
         try:
-            if _can_fork():
+            if job.fork and load is not None:
                 load()
             return _until_it_answers(job, progress)
         finally:
@@ -91,6 +92,7 @@ class _Job:
     task: object
     ranks: int
     final: int
+    fork: bool
     processes: list[BaseProcess] = field(default_factory=list[BaseProcess])  # by rank
     stopping: bool = False
     named: set[int] = field(default_factory=set[int])
@@ -120,7 +122,7 @@ class _Job:
 
     def _start(self, meeting: str) -> None:
         """Ranks inherit this thread's signal mask: they hear Ctrl-C when they are ready to."""
-        if _can_fork():
+        if self.fork and _can_fork():
             context, blocked = get_context("fork"), stop_signals()  # until the launcher's handlers are off
         else:
             context, blocked = get_context("spawn"), [signal.SIGINT]
@@ -228,6 +230,8 @@ def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) ->
         except FileNotFoundError:  # it was
             sys.exit(ExitCode.AFTER_ANOTHER)
     env.take_place(rank, ranks, meeting)
+    if (torch := sys.modules.get("torch")) is not None and (threads := env.granted_threads()) is not None:
+        torch.set_num_threads(threads)  # it was loaded before the cores were shared out
     sys.exit(entry(task))
 
 

@@ -174,6 +174,12 @@ def share_cores(processes: int = 1) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
 
 
+def granted_threads() -> int | None:
+    """How many threads a process computes with, as OMP_NUM_THREADS has it."""
+    granted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(granted) if granted.isdecimal() and int(granted) > 0 else None
+
+
 def one_range() -> None:
     """CUDA's allocator grows one range of addresses, unless its settings are given. Before torch loads.
 

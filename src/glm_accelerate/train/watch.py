@@ -14,6 +14,7 @@ from glm_accelerate.memory.job import ASSUMED
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import device_of
+from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.host import give_back_memory, resident
 
 BESIDE = 0.5  # on a CPU all of a process is seen, libraries among it, of which much was assumed
@@ -53,7 +54,11 @@ class Watch:
 
 
 def held_already(device: torch.device) -> int:
-    """Before a run begins, as in a notebook: what this process holds beyond what every one does."""
+    """Before a run begins, as in a notebook: what this process holds beyond what every one does. A rank has
+    begun for this run alone.
+    """
+    if launched() is not None:
+        return 0
     give_back_memory()  # what a run before has freed is no data of somebody else's
     device_of(device).reset_peak()
     return max(0, device_of(device).peak() - (PROCESS if device.type == "cpu" else 0))

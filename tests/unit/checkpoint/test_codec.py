@@ -85,7 +85,7 @@ def test_a_block_that_claims_too_much_is_not_believed() -> None:
 def test_auto_compresses_only_where_that_saves_time() -> None:
     slow, fast = Speeds(400, 0.7, 40, 1), Speeds(400, 0.7, 2000, 4)
     assert choose("auto", slow).codec == "zstd"
-    assert choose("auto", slow).reason == "1 GB takes 20.0 s compressed (0.70 of the bytes), 25.0 s as it is"
+    assert choose("auto", slow).reason == "1 GiB takes 21.5 s compressed (0.70 of the bytes), 26.8 s as it is"
     assert choose("auto", fast).codec == "none"
     assert choose("auto", Speeds(400, 0.7, 40, 0)).reason == "training leaves no core to compress with"
     assert choose("auto", None).codec == "none"
