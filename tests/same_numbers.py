@@ -55,7 +55,9 @@ def cases() -> dict[str, Case]:
         found[f"LoRA, {form}"] = Case(f"{methods['LoRA']} precision.{form}")
     found["LoRA, divided"] = Case(f"{methods['LoRA']} parallel.shard=full", 2, resumes=True)
     found["full, recomputed"] = Case(f"{methods['full']} memory.recompute=blocks")
-    found["full, fused update"] = Case(f"{methods['full']} memory.fuse_update=on optim.clip=0", resumes=True)
+    found["full, fused update"] = Case(
+        f"{methods['full']} memory.fuse_update=on optim.clip=0 train.micro_tokens=8192", resumes=True
+    )
     found["full, 8-bit AdamW"] = Case(f"{methods['full']} optim.name=adamw8bit", resumes=True)
     found["LoRA, inline evaluation"] = Case("evaluate.every=5 evaluate.where=inline", evaluates=True)
     found["full, inline evaluation, 2 ranks"] = Case(
