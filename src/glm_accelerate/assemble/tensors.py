@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.shard import free
-from glm_accelerate.parallel.table import CutTable
+from glm_accelerate.parallel.table import ONE_PROCESS, CutTable
 from glm_accelerate.runtime.errors import UserError
-
-ONE_PROCESS = CutTable()
 
 
 class TensorSource(Protocol):

@@ -15,11 +15,10 @@ from glm_accelerate.memory.static import make_moments
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.one_pass import OnePassAdamW
 from glm_accelerate.optim.state import load_state, state_of
-from glm_accelerate.parallel.table import CutTable
+from glm_accelerate.parallel.table import ONE_PROCESS, CutTable
 from glm_accelerate.runtime.errors import UserError
 
 Named = Iterable[tuple[str, Tensor]]
-ONE_PROCESS = CutTable()
 
 
 class Mover:

@@ -109,6 +109,9 @@ class CutTable:
         return square
 
 
+ONE_PROCESS = CutTable()  # which has everything, whole
+
+
 def _within(intervals: Sequence[tuple[int, int]], first: int, count: int) -> tuple[tuple[int, int], ...]:
     """What of the intervals, laid one after the other, is in [first, first + count)."""
     found: list[tuple[int, int]] = []
