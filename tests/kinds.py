@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from glm_accelerate.runtime.processor import processor_flags
+from glm_accelerate.runtime.host import processor_flags
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = (

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from glm_accelerate.runtime.orphan import end_with_parent
+from glm_accelerate.runtime.child import end_with_parent
 
 # In the server from which processes are forked; kill_sweep's are among them.
 LOADED = [

@@ -21,7 +21,7 @@ import yaml
 from glm_accelerate.checkpoint.audit import audit, compare
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE
+from glm_accelerate.runtime.errors import STOPPED_AT_ONCE
 
 Said = dict[str, Any]
 STEPS, SAVE, EVALUATE = 100, 5, 10

@@ -16,8 +16,7 @@ from glm_accelerate.checkpoint.find import check, published
 from glm_accelerate.checkpoint.format import FOLDER, MANIFEST, Manifest, step_of
 from glm_accelerate.checkpoint.lease import is_leased, sole
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.files import sync
-from glm_accelerate.runtime.folders import make_folder
+from glm_accelerate.runtime.files import make_folder, sync
 
 HOUR = 3600.0
 YOUNGEST = HOUR  # thinning does not tell younger ones apart

@@ -18,8 +18,8 @@ from typing import Any
 from glm_accelerate.checkpoint.files import PieceEntry
 from glm_accelerate.checkpoint.meeting import Meeting, SaveFailed
 from glm_accelerate.checkpoint.write import SaveJob, write
-from glm_accelerate.runtime.orphan import end_with_parent
-from glm_accelerate.runtime.stopped import stop_signals
+from glm_accelerate.runtime.child import end_with_parent
+from glm_accelerate.runtime.errors import stop_signals
 
 NICENESS = 5  # training goes first
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening, source
 from glm_accelerate.runtime.env import launched
-from glm_accelerate.runtime.errors import ExitCode, UserError
-from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE
+from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, UserError
 from glm_accelerate.train.mismatch import EVERY
 from glm_accelerate.train.stop import stopping_at_once
 

@@ -8,8 +8,9 @@ from difflib import get_close_matches
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from glm_accelerate.config.amount import as_said
+from glm_accelerate.runtime.words import read_amount
 
 Auto = Literal["auto"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -188,6 +189,13 @@ class OptimSection(Section):
     """Largest norm of all gradients together; 0 never clips."""
 
 
+def _amount(value: object) -> object:
+    """The text itself, which is what a run directory keeps, if it is an amount above nothing."""
+    if not isinstance(value, str) or not read_amount(value):
+        raise PydanticCustomError("amount", "an amount such as 12GiB")
+    return value
+
+
 class MemorySection(Section):
     """How memory is saved."""
 
@@ -196,7 +204,7 @@ class MemorySection(Section):
     recomputes only if the run would not fit."""
     offload: Auto | Literal["off"] | list[Literal["activations", "optimizer", "weights"]] = "auto"
     """What waits in host memory until it is needed; auto: nothing, the plan says where it would help."""
-    limit: Auto | Annotated[str, BeforeValidator(as_said)] = "auto"
+    limit: Auto | Annotated[str, BeforeValidator(_amount)] = "auto"
     """How much memory of each device may be used, as 12GiB; auto: all that is free."""
     fuse_update: Auto | Literal["off", "on"] = "auto"
     """Each weight is updated as soon as its gradient is there, which is then freed."""

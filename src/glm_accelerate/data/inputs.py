@@ -11,7 +11,7 @@ from glm_accelerate.data.store import Store
 from glm_accelerate.data.templates import Template, detect_template, get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.folders import close_folder
+from glm_accelerate.runtime.files import close_folder
 
 MOST_WORKERS = 16  # more bring nothing: one process appends what they make
 

@@ -27,7 +27,7 @@ from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.workers import encode_ranges
 from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.folders import make_folder, open_private
+from glm_accelerate.runtime.files import make_folder, open_private
 
 __all__ = ["EncodeSettings", "prepare"]
 

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm_accelerate.data.types import FilePlace, Sample
-from glm_accelerate.runtime.files import sync
-from glm_accelerate.runtime.folders import open_private
+from glm_accelerate.runtime.files import open_private, sync
 
 FORMAT_VERSION = 3  # of the files: raise it when they change; of another one they are made anew
 REMARKS_KEPT = 5  # of each kind

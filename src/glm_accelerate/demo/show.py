@@ -25,9 +25,9 @@ from glm_accelerate.data.types import Message
 from glm_accelerate.demo.task import LESSONS, Example, examples, vocabulary, write_examples
 from glm_accelerate.demo.tiny import write_tiny
 from glm_accelerate.generate.answer import generate
+from glm_accelerate.observe.chart import loss_curve, losses, sparkline
 from glm_accelerate.observe.console import ConsoleObserver
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.observe.picture import loss_curve, losses, sparkline
 from glm_accelerate.train.run import train
 
 SOLVED = 0.9  # share of the held-out questions that must be answered to the letter

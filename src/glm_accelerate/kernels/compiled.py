@@ -20,7 +20,7 @@ from torch import Tensor
 from glm_accelerate.kernels.native.build import processor
 from glm_accelerate.kernels.triton_here import no_triton
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.folders import private_folder
+from glm_accelerate.runtime.files import private_folder
 
 
 def keep_by_machine() -> None:

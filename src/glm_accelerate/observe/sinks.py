@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import BEGINNINGS, Event, EventLog, Events, Observer
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.folders import make_folder
+from glm_accelerate.runtime.files import make_folder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

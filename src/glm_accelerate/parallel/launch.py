@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 
 from glm_accelerate.parallel import heartbeat
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.errors import ExitCode
-from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE, stop_signals
+from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, stop_signals
 
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2

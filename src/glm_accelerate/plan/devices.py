@@ -3,11 +3,11 @@
 import difflib
 from dataclasses import dataclass
 
-from glm_accelerate.config.amount import read_amount
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.devices.nvidia import Nvidia
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import read_amount
 
 GIB = 1 << 30
 HOST_CORES, HOST_BYTES = 8, 64 * GIB  # beside each device of a machine that is not here

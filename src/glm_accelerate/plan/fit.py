@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from glm_accelerate.config.amount import read_amount
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.kernels.attention_path import Facts, facts_of
 from glm_accelerate.kernels.choose import Form, choose_form
@@ -20,6 +19,7 @@ from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import Setting
 from glm_accelerate.runtime.device import current_device, device_kind
+from glm_accelerate.runtime.words import read_amount
 
 GRAIN = 1 << 28  # bytes: what is free is never the same twice, and a plan should be
 

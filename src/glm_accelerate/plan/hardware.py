@@ -7,8 +7,7 @@ import torch
 from glm_accelerate.runtime.device import current_device, device_kind
 from glm_accelerate.runtime.devices.nvidia import driver_version, torch_built_for
 from glm_accelerate.runtime.env import cores
-from glm_accelerate.runtime.host import host_memory
-from glm_accelerate.runtime.processor import has_tiles
+from glm_accelerate.runtime.host import has_tiles, host_memory
 
 
 @dataclass(frozen=True, slots=True)

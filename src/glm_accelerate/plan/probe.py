@@ -23,13 +23,12 @@ from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, run_seconds
 from glm_accelerate.plan.flops import pairs
 from glm_accelerate.plan.ground import Ground, MachineMeasurement
 from glm_accelerate.plan.resolve import plan_and_weigh
-from glm_accelerate.runtime.files import write_text
-from glm_accelerate.runtime.folders import private_folder
-from glm_accelerate.runtime.processor import processor_flags
+from glm_accelerate.runtime.files import private_folder, write_text
+from glm_accelerate.runtime.host import processor_flags
 
 Progress = Callable[[str, int, int], None] | None  # hears what is done, how much, of how much
 CHILD = "glm_accelerate.train.probe"
-BEGIN = "from glm_accelerate.runtime.orphan import end_with_parent; end_with_parent()"  # before torch loads
+BEGIN = "from glm_accelerate.runtime.child import end_with_parent; end_with_parent()"  # before torch loads
 BLOCKS = 2  # at least
 PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these
 RATES = {"learning_rate", "schedule", "warmup", "decay", "floor", "weight_decay"}  # ... but not from these

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.runtime.files import write_text
-from glm_accelerate.runtime.folders import private_folder
+from glm_accelerate.runtime.files import private_folder, write_text
 
 FRESH_NS = 2_000_000_000  # a file this young may change once more within one tick of its clock
 

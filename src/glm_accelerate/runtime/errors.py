@@ -1,6 +1,9 @@
 """The one error that a person is meant to read (what is wrong, where, the cure), and how processes end."""
 
+import signal
 from enum import IntEnum
+
+STOPPED_AT_ONCE = "stopped at once; run the same command again to go on"
 
 
 class ExitCode(IntEnum):
@@ -25,3 +28,11 @@ class UserError(ValueError):
         place = f"{self.where}: " if self.where else ""
         remedy = f" ({cure})" if cure else ""
         super().__init__(f"{place}{what}{remedy}")
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Ctrl-C, what orchestrators send, Slurm's --signal=USR1, and a terminal that closes, unless SIGHUP was
+    ignored from the start, as under nohup.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([] if ignored else [signal.SIGHUP])]

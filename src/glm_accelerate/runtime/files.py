@@ -1,8 +1,18 @@
-"""Files that appear whole or not at all: written beside their place, synced, renamed."""
+"""Files that appear whole or not at all (written beside their place, synced, renamed), and who may use them.
 
+What is believed unread (compiled code, digests) lies where nobody else can write. Prepared data belong to
+their owner alone, whatever the umask, unless their folder was given to a group on purpose.
+"""
+
+import errno
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Literal
+
+from glm_accelerate.runtime import env
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -51,7 +61,84 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def private_folder(*parts: str) -> Path:
+    """A folder of our cache, made if it is missing, in which only this user (or root) can have put anything.
+
+    GLM_ACCELERATE_CACHE comes first, then the user's own cache, then one in the system's temporary folder.
+    PermissionError says why none of them will do.
+    """
+    refused: list[str] = []
+    for root in env.private_roots():
+        try:
+            root = root.resolve()
+            _require_unwritable(root)
+            for level in (root, *(root.joinpath(*parts[:count]) for count in range(1, len(parts) + 1))):
+                make_folder(level)
+                if not is_ours(level):
+                    raise PermissionError(errno.EACCES, "others can write there", str(level))
+            return root.joinpath(*parts)
+        except OSError as error:
+            refused.append(f"{error.filename or root}: {error.strerror}")
+    raise PermissionError(errno.EACCES, f"no private folder ({'; '.join(refused)})")
+
+
+def is_ours(path: Path) -> bool:
+    """Whether nobody but this user and root can have written there."""
+    status = path.lstat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def make_folder(folder: Path) -> None:
+    """With what leads there: for this user alone, or for the group of a shared folder."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return  # another process was faster
+    except FileNotFoundError as error:  # beside what is there: a file system that lets nobody make anything
+        raise PermissionError(errno.EACCES, "no folder can be made there", str(folder)) from error
+    if is_shared(folder.parent):
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXG)
+
+
+def close_folder(folder: Path) -> None:
+    """Nobody else looks into it any more, if it is ours and not shared: earlier versions left it open."""
+    with suppress(OSError):  # it may be missing, or on a disk that is only read
+        if folder.stat().st_uid == os.geteuid() and not is_shared(folder):
+            folder.chmod(0o700)
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether it was given to a group on purpose, by `chmod g+ws`."""
+    both = stat.S_ISGID | stat.S_IWGRP
+    return folder.stat().st_mode & both == both
+
+
+def open_private(path: Path, mode: Literal["wb", "ab"]) -> IO[bytes]:
+    """A new file is ours alone, or our group's in a shared folder. Follows no link."""
+    return open(path, mode, opener=_private)
+
+
 def _give_up(temporary: Path, path: Path, error: BaseException) -> None:
     temporary.unlink(missing_ok=True)
     if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
         error.filename = str(path)
+
+
+def _private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    if is_shared(Path(path).parent) and os.fstat(descriptor).st_uid == os.geteuid():
+        os.fchmod(descriptor, 0o660)
+    return descriptor
+
+
+def _require_unwritable(root: Path) -> None:
+    """What leads to a folder decides what stands there: whoever can write in it can put another one there."""
+    for level in root.parents:
+        mode = level.stat().st_mode if level.exists() else 0
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            raise PermissionError(errno.EACCES, "others can write there", str(level))

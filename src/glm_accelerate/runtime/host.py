@@ -1,4 +1,8 @@
-"""Memory of the host: how much there is, what this process holds of it, and what the others hold."""
+"""The host: its memory (all of it, this process's, other processes'), and what its processor can do.
+
+oneDNN and PyTorch each have a variable that makes them treat the processor as an older one. What we compile
+and choose goes by the same, or a plan would count on products that never run.
+"""
 
 import ctypes
 import os
@@ -10,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_accelerate.runtime.env import control_groups
+from glm_accelerate.runtime.env import control_groups, processor_limits
 from glm_accelerate.runtime.words import amount
 
 MEMINFO, PROCESSES = Path("/proc/meminfo"), Path("/proc")
@@ -23,6 +27,12 @@ GROUP_FILES = (
 )
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 LARGE = 32 * 2**20  # bytes: glibc's own limit of what it may keep, where its program does not choose
+
+CPUINFO = Path("/proc/cpuinfo")
+BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # products in hardware: AVX-512, AMX, ARM
+# The last of oneDNN's names for a processor without bfloat16 products, and without tiles.
+NARROW = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+WITHOUT_TILES = (*NARROW, "AVX512_CORE_BF16", "AVX10_1_512", "AVX512_CORE_FP16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,36 @@ def host_holders(processes: Path = PROCESSES) -> list[Holder]:
                 size = int(fields["VmRSS"].split()[0]) << 10
                 found.append(Holder(int(folder.name), fields["Name"].strip(), size))
     return found
+
+
+def processor_flags() -> set[str]:
+    """The instruction sets in use."""
+    text = CPUINFO.read_text() if CPUINFO.is_file() else ""
+    lines = "".join(re.findall(r"^(?:flags|Features)\s*:.*$", text, re.MULTILINE))
+    flags = set(re.findall(r"[a-z0-9_]+", lines))
+    products, vectors = processor_limits()
+    if products in WITHOUT_TILES or vectors in ("default", "avx2"):
+        flags = {flag for flag in flags if not flag.startswith("amx_")}
+    if products in NARROW or vectors in ("default", "avx2"):
+        flags -= BFLOAT16
+    return flags
+
+
+def cpu_name() -> str:
+    """The processor's model."""
+    text = CPUINFO.read_text() if CPUINFO.is_file() else ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else "CPU"
+
+
+def has_bfloat16() -> bool:
+    """Whether bfloat16 is multiplied in hardware."""
+    return bool(processor_flags() & BFLOAT16)
+
+
+def has_tiles() -> bool:
+    """Whether bfloat16 is multiplied in tiles."""
+    return "amx_bf16" in processor_flags()
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from glm_accelerate.runtime.errors import ExitCode
-from glm_accelerate.runtime.stopped import STOPPED_AT_ONCE, stop_signals
+from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, stop_signals
 
 MOMENT = 5.0  # seconds for a process that ends at once
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from glm_accelerate.config.amount import read_amount
 from glm_accelerate.data.store import Int32s
 from glm_accelerate.data.types import Step
 from glm_accelerate.memory.host import PROCESS
@@ -16,6 +15,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.host import give_back_memory, resident
+from glm_accelerate.runtime.words import read_amount
 
 BESIDE = 0.5  # on a CPU all of a process is seen, libraries among it, of which much was assumed
 HEAP = 0.1  # ... or measured: what the heap cannot use differs from run to run

@@ -326,7 +326,7 @@ def test_a_library_that_others_could_have_written_is_never_loaded(
     cpuinfo.write_text("flags : amx_bf16 amx_tile\n")
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo made > "$2"\n')
     compiler.chmod(0o755)
-    monkeypatch.setattr("glm_accelerate.runtime.processor.CPUINFO", cpuinfo)
+    monkeypatch.setattr("glm_accelerate.runtime.host.CPUINFO", cpuinfo)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     monkeypatch.setenv("CXX", str(compiler))

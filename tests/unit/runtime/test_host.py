@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from glm_accelerate.kernels.native import build
+from glm_accelerate.runtime import host
 from glm_accelerate.runtime.host import (
     Holder,
     host_holders,
@@ -17,6 +19,8 @@ MIB = 1 << 20
 GB = 10**9
 SECOND = ("memory.max", "memory.current", "inactive_file")
 FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+XEON = "processor : 0\nflags : fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n\nprocessor : 1\n"
+NAMES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
 def group(folder: Path, names: tuple[str, str, str], limit: object, used: int = 0, idle: int = 0) -> Path:
@@ -100,3 +104,36 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 15_000  # as shipped twice as many
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "bfloat16", "tiles"),
+    [
+        (XEON, {}, True, True),
+        (XEON, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False, False),
+        (XEON, {"DNNL_MAX_CPU_ISA": "avx512_core"}, False, False),
+        (XEON, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, True, False),
+        (XEON, {"ATEN_CPU_CAPABILITY": "avx2"}, False, False),
+        (XEON, {"ATEN_CPU_CAPABILITY": "avx512"}, True, True),
+        ("processor : 0\nFeatures : fp asimd bf16\n", {}, True, False),
+        ("processor : 0\nflags : fpu avx2\n", {}, False, False),
+    ],
+)
+def test_flags_in_use(
+    text: str,
+    said: dict[str, str],
+    bfloat16: bool,
+    tiles: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert host.has_bfloat16() is bfloat16
+    assert ("amx_tile" in host.processor_flags()) is tiles
+    if not bfloat16 or "Features" in text:
+        assert build.lacking() == "no bfloat16 products (AVX-512 BF16 or AMX) in this processor"

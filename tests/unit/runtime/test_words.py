@@ -1,6 +1,6 @@
 import pytest
 
-from glm_accelerate.runtime.words import amount, duration
+from glm_accelerate.runtime.words import amount, duration, read_amount
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,24 @@ def test_amounts_are_written(size: int, text: str) -> None:
 )  # fmt: skip
 def test_durations_are_written(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("12GiB", 12 << 30),
+        ("12GB", 12 * 10**9),
+        ("12gb", 12 * 10**9),
+        (" 1.5 GiB ", 3 << 29),
+        ("512MiB", 512 << 20),
+        ("12", None),
+        ("12G", None),
+        ("-1GiB", None),
+        ("1e3GiB", None),
+        ("RTX 3060 12GB", None),
+        ("١٢GiB", None),
+        ("", None),
+    ],
+)
+def test_amounts_are_read(text: str, size: int | None) -> None:
+    assert read_amount(text) == size

@@ -20,9 +20,8 @@ from threading import Thread
 from typing import Any, Self
 
 from glm_accelerate.evaluate.measuring.metrics import BUILT_IN, Scorer, metric_names
-from glm_accelerate.runtime.child import python_command
+from glm_accelerate.runtime.child import end_with_parent, python_command
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.orphan import end_with_parent
 
 AHEAD = 16  # answers given to a worker before it has scored them
 BACKLOG = 4096  # answers that wait here before `put` does

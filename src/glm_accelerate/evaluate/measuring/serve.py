@@ -16,11 +16,10 @@ import torch
 
 from glm_accelerate.evaluate.protocol.evaluator import FollowOptions, follow
 from glm_accelerate.evaluate.protocol.messages import Examiner
+from glm_accelerate.runtime.child import end_with_parent
 from glm_accelerate.runtime.device import take_device
-from glm_accelerate.runtime.errors import ExitCode, UserError
+from glm_accelerate.runtime.errors import ExitCode, UserError, stop_signals
 from glm_accelerate.runtime.host import keep_freed_memory
-from glm_accelerate.runtime.orphan import end_with_parent
-from glm_accelerate.runtime.stopped import stop_signals
 from glm_accelerate.runtime.streams import outlive_readers
 
 

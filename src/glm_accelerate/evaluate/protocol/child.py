@@ -24,7 +24,7 @@ from glm_accelerate.runtime import env
 from glm_accelerate.runtime.child import how_ended, python_command
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import ExitCode, UserError
-from glm_accelerate.runtime.folders import make_folder, open_private
+from glm_accelerate.runtime.files import make_folder, open_private
 from glm_accelerate.runtime.host import Holder, host_memory
 from glm_accelerate.runtime.words import amount
 

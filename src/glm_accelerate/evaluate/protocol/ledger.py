@@ -36,8 +36,7 @@ from glm_accelerate.evaluate.protocol.messages import (
 from glm_accelerate.evaluate.statistics.decide import Status
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.files import sync, write_beside, write_text
-from glm_accelerate.runtime.folders import make_folder
+from glm_accelerate.runtime.files import make_folder, sync, write_beside, write_text
 
 REQUEST, CLAIM, RESULT = ".asked.json", ".claim", ".json"
 LOSSES, PREDICTIONS = ".items.json", ".predictions.jsonl"

@@ -19,9 +19,9 @@ from glm_accelerate.evaluate.protocol.messages import FOLDER, EvaluationResult, 
 from glm_accelerate.evaluate.report.picture import held_out_curve
 from glm_accelerate.evaluate.statistics.decide import gains
 from glm_accelerate.evaluate.statistics.intervals import Interval
+from glm_accelerate.observe.chart import losses
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, enclosed, metric, number
-from glm_accelerate.observe.picture import losses
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
 

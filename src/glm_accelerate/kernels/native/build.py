@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from glm_accelerate.runtime import env
-from glm_accelerate.runtime.folders import is_ours, private_folder
-from glm_accelerate.runtime.processor import CPUINFO, processor_flags
+from glm_accelerate.runtime.files import is_ours, private_folder
+from glm_accelerate.runtime.host import CPUINFO, processor_flags
 
 UNIT = "library.cpp"  # includes the others
 FLAGS = (

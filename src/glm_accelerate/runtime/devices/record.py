@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
-from glm_accelerate.runtime.host import Holder, host_holders, host_memory, peak_resident, reset_peak_resident
-from glm_accelerate.runtime.processor import cpu_name, has_bfloat16
+from glm_accelerate.runtime.host import (
+    Holder,
+    cpu_name,
+    has_bfloat16,
+    host_holders,
+    host_memory,
+    peak_resident,
+    reset_peak_resident,
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.runtime.folders import close_folder, is_ours, make_folder, open_private, private_folder
+from glm_accelerate.runtime.files import close_folder, is_ours, make_folder, open_private, private_folder
 
 
 def mode(path: Path) -> int:
