@@ -32,7 +32,7 @@ FLOORS = (
     {"optim", "checkpoint", "observe"},
     {"assemble"},
     {"evaluate"},
-    {"train"},
+    {"training"},
     {"export", "bench", "demo"},
     {"cli"},
 )

@@ -24,7 +24,7 @@ LOADED = [
     "glm_accelerate.cli.main",
     "glm_accelerate.cli.ranks",
     "glm_accelerate.cli.train",
-    "glm_accelerate.train.run",
+    "glm_accelerate.training.run",
     "torch.distributed.checkpoint",
     "torch._dynamo",
     "transformers",

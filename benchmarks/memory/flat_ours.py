@@ -15,7 +15,7 @@ from benchmarks.memory.live import Course, live_now
 from benchmarks.race.job import Job
 from benchmarks.race.ours import config_of
 from glm_accelerate.observe.events import Event
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 
 class Scale:

@@ -19,8 +19,8 @@ from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.models.adapt.files import save_adapter
 from glm_accelerate.models.write import save_model
 from glm_accelerate.observe.events import Event
-from glm_accelerate.train.build import Built
-from glm_accelerate.train.run import train
+from glm_accelerate.training.build import Built
+from glm_accelerate.training.run import train
 
 
 def config_of(job: Job, dev: Path | None = None) -> RunConfig:

@@ -19,10 +19,10 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.ranks import joined
-from glm_accelerate.train.build import built
-from glm_accelerate.train.loop import Run, loop
-from glm_accelerate.train.settle import Start
-from glm_accelerate.train.stop import StopRequest
+from glm_accelerate.training.build import built
+from glm_accelerate.training.loop import Run, loop
+from glm_accelerate.training.settle import Start
+from glm_accelerate.training.stop import StopRequest
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from glm_accelerate.models.weights import load_model
     from glm_accelerate.models.write import save_model
     from glm_accelerate.runtime.errors import UserError
-    from glm_accelerate.train import TRAIN as train
-    from glm_accelerate.train.run import Result
+    from glm_accelerate.training.run import Result, train
 
 WHERE = {
     "AdaptSection": "config.schema",
-    "Result": "train.run",
+    "Result": "training.run",
     "RunConfig": "config.schema",
     "UserError": "runtime.errors",
     "adapt": "models.adapt",
@@ -30,6 +29,7 @@ WHERE = {
     "merge": "models.adapt.lora",
     "save_adapter": "models.adapt.files",
     "save_model": "models.write",
+    "train": "training.run",
 }
 
 __all__ = [
@@ -52,8 +52,6 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """A public name is looked up where it lives when first asked for: torch takes a second to import."""
-    if name == "train":  # the room is callable: `train(config)`
-        return import_module("glm_accelerate.train")
     if name not in WHERE:
         raise AttributeError(f"glm_accelerate has no {name!r}")
     return getattr(import_module(f"glm_accelerate.{WHERE[name]}"), name)

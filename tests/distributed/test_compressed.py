@@ -14,7 +14,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.export.compress import compress
 from glm_accelerate.export.export import export
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 Said = dict[str, Any]
 WAYS = [

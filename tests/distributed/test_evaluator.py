@@ -21,7 +21,7 @@ from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.measuring.rebuild import glm_examiner
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.messages import Request, exam_id_of
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 Said = dict[str, Any]
 RANKS = 2

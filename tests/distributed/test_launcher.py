@@ -28,7 +28,7 @@ import os
 import sys
 from glm_accelerate.cli import main, ranks
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import loop
+from glm_accelerate.training import loop
 
 right, one_rank = loop.train_step, ranks.one_rank
 

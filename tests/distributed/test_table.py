@@ -18,7 +18,7 @@ from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.parallel.shard import shard
 from glm_accelerate.parallel.table import Cut, CutTable
-from glm_accelerate.train.state import restore, resume_tensors
+from glm_accelerate.training.state import restore, resume_tensors
 
 RANKS = 4
 TENSOR, WIDTH, HALF = ("tensor",), 6, 10

@@ -24,8 +24,8 @@ from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import load_config
 from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.train.build import Built
-from glm_accelerate.train.run import Result, train
+from glm_accelerate.training.build import Built
+from glm_accelerate.training.run import Result, train
 from tests.warm import Warm
 
 CANARY = "hf_CANARY0123456789"  # a secret in the surroundings: no file of a run may hold it

@@ -13,12 +13,12 @@ import pytest
 
 from glm_accelerate.checkpoint.audit import compare
 from glm_accelerate.checkpoint.find import published
-from glm_accelerate.train.lock import only_trainer
+from glm_accelerate.training.lock import only_trainer
 
 HOLD = """
 import sys
 from pathlib import Path
-from glm_accelerate.train.lock import only_trainer
+from glm_accelerate.training.lock import only_trainer
 with only_trainer(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

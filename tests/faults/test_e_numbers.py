@@ -29,9 +29,9 @@ from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.place import SINGLE, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
-from glm_accelerate.train.passes import WholeModel
-from glm_accelerate.train.state import restore, resume_tensors
-from glm_accelerate.train.step import train_step
+from glm_accelerate.training.passes import WholeModel
+from glm_accelerate.training.state import restore, resume_tensors
+from glm_accelerate.training.step import train_step
 
 CPU = torch.device("cpu")
 LEARNING_RATE = 1e-2

@@ -24,7 +24,7 @@ from glm_accelerate.models.weights import load_model, part_reader, read_config
 from glm_accelerate.models.write import save_model
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 Said = dict[str, Any]
 TOKENS = torch.randint(0, 60, (2, 23), generator=torch.Generator().manual_seed(0))

@@ -23,8 +23,8 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings
 from glm_accelerate.observe.events import Event, read_events
-from glm_accelerate.train.run import FRESH, Result, train
-from glm_accelerate.train.settle import Start
+from glm_accelerate.training.run import FRESH, Result, train
+from glm_accelerate.training.settle import Start
 from tests.warm import Warm
 
 Said = dict[str, Any]

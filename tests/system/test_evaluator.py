@@ -27,7 +27,7 @@ from glm_accelerate.evaluate.protocol.child import EvaluatorProcess
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Request, exam_id_of
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as Linux has them")
 

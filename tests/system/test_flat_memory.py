@@ -19,9 +19,9 @@ from benchmarks.memory import flat, live  # noqa: E402
 from glm_accelerate.checkpoint.read import Reader  # noqa: E402
 from glm_accelerate.config.schema import RunConfig  # noqa: E402
 from glm_accelerate.observe.events import read_events  # noqa: E402
-from glm_accelerate.train import build  # noqa: E402
-from glm_accelerate.train.passes import WholeModel  # noqa: E402
-from glm_accelerate.train.run import train  # noqa: E402
+from glm_accelerate.training import build  # noqa: E402
+from glm_accelerate.training.passes import WholeModel  # noqa: E402
+from glm_accelerate.training.run import train  # noqa: E402
 
 Said = dict[str, Any]
 COMPILES = pytest.mark.skipif(shutil.which("cc") is None, reason="the counter is compiled with cc")
@@ -122,7 +122,7 @@ from pathlib import Path
 import torch
 from benchmarks.memory.flat_ours import Scale
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 torch.set_num_threads(1)
 scale = Scale()
 train(RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]), observers=[scale])

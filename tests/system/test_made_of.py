@@ -28,9 +28,9 @@ from glm_accelerate.models.weights import load_model
 from glm_accelerate.observe import sinks
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.mismatch import EVERY
-from glm_accelerate.train.run import Result, train
-from glm_accelerate.train.settle import Start
+from glm_accelerate.training.mismatch import EVERY
+from glm_accelerate.training.run import Result, train
+from glm_accelerate.training.settle import Start
 
 Said = dict[str, Any]
 TOKENS = torch.arange(12)[None]

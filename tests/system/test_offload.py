@@ -13,8 +13,8 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.run import train
-from glm_accelerate.train.settle import Start
+from glm_accelerate.training.run import train
+from glm_accelerate.training.settle import Start
 
 Said = dict[str, Any]
 FULL = ("adapt.method=full", "optim.learning_rate=0.001")

@@ -284,7 +284,7 @@ CHANGED = "raise TypeError('what a function written in C made of it') from inter
 def test_whatever_becomes_of_the_interrupt_the_process_stops(then: str, said: str) -> None:
     program = f"""
 import os, signal, sys, time
-from glm_accelerate.train import stop
+from glm_accelerate.training import stop
 stop.MOMENT = 0.2
 try:
     with stop.stopping_at_once():

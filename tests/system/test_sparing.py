@@ -13,8 +13,8 @@ from glm_accelerate.observe.events import read_events
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import ground_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.train.run import train
-from glm_accelerate.train.settle import Start
+from glm_accelerate.training.run import train
+from glm_accelerate.training.settle import Start
 
 
 def planned(config: RunConfig, *words: str) -> RunPlan:

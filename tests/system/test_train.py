@@ -27,13 +27,13 @@ from glm_accelerate.observe.events import read_events
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.plan import resolve
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import saver
-from glm_accelerate.train.build import Built
-from glm_accelerate.train.mismatch import EVERY
-from glm_accelerate.train.run import Result, train
-from glm_accelerate.train.settle import Start
-from glm_accelerate.train.spike import Level
-from glm_accelerate.train.state import Progress, Wide
+from glm_accelerate.training import saver
+from glm_accelerate.training.build import Built
+from glm_accelerate.training.mismatch import EVERY
+from glm_accelerate.training.run import Result, train
+from glm_accelerate.training.settle import Start
+from glm_accelerate.training.spike import Level
+from glm_accelerate.training.state import Progress, Wide
 from tests.warm import Warm
 
 Said = dict[str, Any]

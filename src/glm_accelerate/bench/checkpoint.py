@@ -21,7 +21,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount, duration, number
-from glm_accelerate.train.state import Pieces, resume_tensors
+from glm_accelerate.training.state import Pieces, resume_tensors
 
 LIMIT = 3600.0  # seconds that one save may take
 POLL = 0.002

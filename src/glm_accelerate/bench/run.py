@@ -12,9 +12,9 @@ from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.locate import locate
 from glm_accelerate.plan.resolve import plan_for
 from glm_accelerate.runtime.device import current_device
-from glm_accelerate.train.build import built
-from glm_accelerate.train.loop import Run
-from glm_accelerate.train.settle import Start
+from glm_accelerate.training.build import built
+from glm_accelerate.training.loop import Run
+from glm_accelerate.training.settle import Start
 
 MEGABYTE = 10**6
 

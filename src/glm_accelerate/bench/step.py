@@ -19,7 +19,7 @@ from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.flops import Trained, step_flops
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.runtime.device import device_of
-from glm_accelerate.train.loop import Run, take
+from glm_accelerate.training.loop import Run, take
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening, source
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.stop import stopping_at_once
+from glm_accelerate.training.stop import stopping_at_once
 
 if TYPE_CHECKING:
     from glm_accelerate.bench.report import Report

@@ -149,7 +149,7 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     from glm_accelerate.config.load import load_config
     from glm_accelerate.evaluate.protocol.history import best_step, main_results, scored_steps
     from glm_accelerate.evaluate.protocol.ledger import listing
-    from glm_accelerate.train.saver import keep_of
+    from glm_accelerate.training.saver import keep_of
 
     config = run / "config.yaml"
     if not config.is_file():
@@ -185,7 +185,7 @@ def _jumped(run: Path) -> int | None:
     """Since which step the training loss is too high, as the trainer follows it."""
     from glm_accelerate.observe.events import read_events
     from glm_accelerate.observe.figures import number
-    from glm_accelerate.train.spike import Level, follow
+    from glm_accelerate.training.spike import Level, follow
 
     level = Level()
     for event in read_events(run / "events.jsonl"):

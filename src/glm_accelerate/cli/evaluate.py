@@ -93,7 +93,7 @@ def _require_alone(args: argparse.Namespace, verb: str) -> None:
 
 def follow(args: argparse.Namespace) -> int:
     """Until the run is finished; 75 after a signal, and what was claimed is free again."""
-    from glm_accelerate.train.stop import stopping_at_once
+    from glm_accelerate.training.stop import stopping_at_once
 
     with stopping_at_once():
         run = Path(args.path) if args.build else _run_of(args.path)

@@ -17,7 +17,7 @@ from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import ExitCode, UserError
 
-LOADED = ("glm_accelerate.train.run", "torch._dynamo", "transformers")
+LOADED = ("glm_accelerate.training.run", "torch._dynamo", "transformers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from glm_accelerate.cli import opening, source
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, UserError
-from glm_accelerate.train.mismatch import EVERY
-from glm_accelerate.train.stop import stopping_at_once
+from glm_accelerate.training.mismatch import EVERY
+from glm_accelerate.training.stop import stopping_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,10 +89,10 @@ def _train(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.evaluate.report.page import best_so_far
     from glm_accelerate.observe.console import ConsoleObserver, show_start
-    from glm_accelerate.train.directory import ConfigChanged
-    from glm_accelerate.train.mismatch import Mismatched
-    from glm_accelerate.train.run import train
-    from glm_accelerate.train.settle import Start
+    from glm_accelerate.training.directory import ConfigChanged
+    from glm_accelerate.training.mismatch import Mismatched
+    from glm_accelerate.training.run import train
+    from glm_accelerate.training.settle import Start
 
     console = Console()
     start = Start(args.resume, args.init_from, EVERY if args.accept_changes else frozenset(args.accept))

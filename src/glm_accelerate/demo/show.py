@@ -28,7 +28,7 @@ from glm_accelerate.generate.answer import generate
 from glm_accelerate.observe.chart import loss_curve, losses, sparkline
 from glm_accelerate.observe.console import ConsoleObserver
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 SOLVED = 0.9  # share of the held-out questions that must be answered to the letter
 STEPS = 1200

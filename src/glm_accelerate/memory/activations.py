@@ -1,4 +1,4 @@
-"""One pass forward and back of the decoder and its loss, as models/decoder.py and train/step.py have them,
+"""One pass forward and back of the decoder and its loss, as models/decoder.py and training/step.py have them,
 with bytes for tensors.
 """
 

@@ -78,7 +78,7 @@ class Estimate:
 
     @property
     def spared(self) -> int:
-        """Of the host's, what a save does without where memory is short (train/saver.py)."""
+        """Of the host's, what a save does without where memory is short (training/saver.py)."""
         return sum(item.bytes for item in self.items if item.what in ("staging", "writer"))
 
     @property

@@ -177,7 +177,7 @@ class Ladder:
 
 def _needed(job: Job, found: Estimate) -> int:
     """Bytes of the device; on a CPU of the host, whose memory that is, but for what saving does without where
-    memory is short (train/saver.py).
+    memory is short (training/saver.py).
     """
     return found.peak + (found.host - found.spared if job.device == "cpu" else 0)
 

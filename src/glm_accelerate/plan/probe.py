@@ -27,7 +27,7 @@ from glm_accelerate.runtime.files import private_folder, write_text
 from glm_accelerate.runtime.host import processor_flags
 
 Progress = Callable[[str, int, int], None] | None  # hears what is done, how much, of how much
-CHILD = "glm_accelerate.train.probe"
+CHILD = "glm_accelerate.training.probe"
 BEGIN = "from glm_accelerate.runtime.child import end_with_parent; end_with_parent()"  # before torch loads
 BLOCKS = 2  # at least
 PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these

@@ -130,7 +130,7 @@ OPEN = """
 import sys
 from pathlib import Path
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.train.directory import choose_start
+from glm_accelerate.training.directory import choose_start
 run, path = map(Path, sys.argv[1:])
 (chosen,) = choose_start(run, str(path)).paths
 reader = Reader(chosen)

@@ -7,10 +7,10 @@ import pytest
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.train import run
-from glm_accelerate.train.directory import Change, ConfigChanged
-from glm_accelerate.train.mismatch import EVERY
-from glm_accelerate.train.settle import Start
+from glm_accelerate.training import run
+from glm_accelerate.training.directory import Change, ConfigChanged
+from glm_accelerate.training.mismatch import EVERY
+from glm_accelerate.training.settle import Start
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
 from glm_accelerate.prove.coverage import prove_coverage
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 KINDS: tuple[Kind, ...] = ("nf4", "int8", "fp8")
 FAMILIES = ("glm4", "chatglm", "glm")

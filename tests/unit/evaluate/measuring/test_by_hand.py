@@ -11,7 +11,7 @@ from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.measuring.by_hand import EvaluationOptions, evaluate_run
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 
 def test_all_that_is_read_is_held(tiny_run: dict[str, Any], tmp_path: Path) -> None:

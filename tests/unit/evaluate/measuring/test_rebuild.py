@@ -18,7 +18,7 @@ from glm_accelerate.evaluate.protocol.messages import Request
 from glm_accelerate.export.compress import compress
 from glm_accelerate.export.export import export
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.run import train
+from glm_accelerate.training.run import train
 
 Said = dict[str, Any]
 KINDS: dict[str, Said] = {

@@ -14,7 +14,7 @@ from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.directory import (
+from glm_accelerate.training.directory import (
     ConfigChanged,
     StartChoice,
     check_config,

@@ -12,7 +12,7 @@ from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.life import Life
+from glm_accelerate.training.life import Life
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from glm_accelerate.train.spike import CALM, FACTOR, LEAST, Level, follow
+from glm_accelerate.training.spike import CALM, FACTOR, LEAST, Level, follow
 
 
 def after(losses: "chain[float] | list[float]") -> Level:

@@ -26,10 +26,10 @@ from glm_accelerate.runtime import env
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.host import host_memory
 from glm_accelerate.runtime.words import amount
-from glm_accelerate.train.branch import Branch
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.settle import Settled
-from glm_accelerate.train.state import Pieces, Progress, resume_tensors
+from glm_accelerate.training.branch import Branch
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.settle import Settled
+from glm_accelerate.training.state import Pieces, Progress, resume_tensors
 
 MOMENT = 30.0  # seconds that an error waits for what is being written
 AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come

@@ -20,7 +20,7 @@ from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, shaped_otherwise
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.spike import Level, follow
+from glm_accelerate.training.spike import Level, follow
 
 Pieces = dict[str, dict[str, Piece]]
 

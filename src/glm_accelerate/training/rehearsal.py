@@ -10,9 +10,9 @@ from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import repeating
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.passes import ForwardBackward
-from glm_accelerate.train.settle import Settled
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.passes import ForwardBackward
+from glm_accelerate.training.settle import Settled
 
 
 def rehearsal(

@@ -9,7 +9,7 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.part import whole
 from glm_accelerate.parallel.place import SINGLE, Place
-from glm_accelerate.train.passes import ForwardBackward
+from glm_accelerate.training.passes import ForwardBackward
 
 
 @dataclass(frozen=True, slots=True)

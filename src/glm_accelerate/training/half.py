@@ -14,9 +14,9 @@ from glm_accelerate.optim.precision import Scale
 from glm_accelerate.optim.widen import LARGEST, Extremes, Mixed, extremes, wide_dtype
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.runtime.seed import seed_all, step_seed
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.passes import ForwardBackward
-from glm_accelerate.train.state import Progress, Wide
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.passes import ForwardBackward
+from glm_accelerate.training.state import Progress, Wide
 
 
 @dataclass(frozen=True, slots=True)

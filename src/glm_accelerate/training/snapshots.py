@@ -14,7 +14,7 @@ from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutco
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import WEIGHTS, place, step_of
 from glm_accelerate.checkpoint.retain import drop
-from glm_accelerate.train.state import Pieces
+from glm_accelerate.training.state import Pieces
 
 
 @dataclass(slots=True)

@@ -37,9 +37,9 @@ from glm_accelerate.runtime.device import current_device
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
-from glm_accelerate.train.directory import StartChoice, check_config, choose_start, give_up_after
-from glm_accelerate.train.fingerprints import fingerprints
-from glm_accelerate.train.mismatch import check
+from glm_accelerate.training.directory import StartChoice, check_config, choose_start, give_up_after
+from glm_accelerate.training.fingerprints import fingerprints
+from glm_accelerate.training.mismatch import check
 
 RUN_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

@@ -16,10 +16,10 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import loop
-from glm_accelerate.train.passes import WholeModel
-from glm_accelerate.train.run import train
-from glm_accelerate.train.step import StepOutcome
+from glm_accelerate.training import loop
+from glm_accelerate.training.passes import WholeModel
+from glm_accelerate.training.run import train
+from glm_accelerate.training.step import StepOutcome
 
 Said = dict[str, Any]
 LAST = 14

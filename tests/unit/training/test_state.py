@@ -21,11 +21,11 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import loop
-from glm_accelerate.train.passes import WholeModel
-from glm_accelerate.train.run import train
-from glm_accelerate.train.state import Progress
-from glm_accelerate.train.step import StepOutcome
+from glm_accelerate.training import loop
+from glm_accelerate.training.passes import WholeModel
+from glm_accelerate.training.run import train
+from glm_accelerate.training.state import Progress
+from glm_accelerate.training.step import StepOutcome
 
 Said = dict[str, Any]
 Item = tuple[str, ...]  # of an item: weights, a moment's name, or keys into state.json

@@ -7,7 +7,7 @@ import pytest
 
 from glm_accelerate.checkpoint.made_with import model_content
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.mismatch import ACCEPTABLE, SUBJECTS, Mismatched, check, compare
+from glm_accelerate.training.mismatch import ACCEPTABLE, SUBJECTS, Mismatched, check, compare
 
 NOW = {name: f"{name} as it is, 0123" for name in SUBJECTS}
 

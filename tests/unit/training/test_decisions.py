@@ -5,7 +5,7 @@ import pytest
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
 from glm_accelerate.evaluate.statistics.decide import ScoredStep
-from glm_accelerate.train.decisions import Decisions
+from glm_accelerate.training.decisions import Decisions
 
 EXAM, OTHER = "0123abcd", "89ef0123"
 NO_GAIN = {step: ScoredStep(step, 2.0, "done") for step in range(0, 60, 10)}

@@ -17,10 +17,10 @@ from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train import saver
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.saver import Saver
-from glm_accelerate.train.state import Progress
+from glm_accelerate.training import saver
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.saver import Saver
+from glm_accelerate.training.state import Progress
 
 SIZE = 4_000_000  # bytes of the state
 

@@ -26,21 +26,21 @@ from glm_accelerate.prove.start import require
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.train.branch import Branch
-from glm_accelerate.train.evaluation import evaluation_of
-from glm_accelerate.train.half import Half, in_half
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.lock import take_lock
-from glm_accelerate.train.loop import Run
-from glm_accelerate.train.passes import WholeModel
-from glm_accelerate.train.rehearsal import rehearsal
-from glm_accelerate.train.resume import Resumed, resume
-from glm_accelerate.train.saver import saver_of
-from glm_accelerate.train.settle import Settled, Start, settle, take_effect
-from glm_accelerate.train.sparing import recompute_as_needed
-from glm_accelerate.train.state import Progress
-from glm_accelerate.train.update import build_mover
-from glm_accelerate.train.watch import held_already, keep_to_limit, neighbours, watch_over
+from glm_accelerate.training.branch import Branch
+from glm_accelerate.training.evaluation import evaluation_of
+from glm_accelerate.training.half import Half, in_half
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.lock import take_lock
+from glm_accelerate.training.loop import Run
+from glm_accelerate.training.passes import WholeModel
+from glm_accelerate.training.rehearsal import rehearsal
+from glm_accelerate.training.resume import Resumed, resume
+from glm_accelerate.training.saver import saver_of
+from glm_accelerate.training.settle import Settled, Start, settle, take_effect
+from glm_accelerate.training.sparing import recompute_as_needed
+from glm_accelerate.training.state import Progress
+from glm_accelerate.training.update import build_mover
+from glm_accelerate.training.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
 @dataclass(frozen=True, slots=True)

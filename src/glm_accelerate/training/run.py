@@ -9,11 +9,11 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.parallel.ranks import joined, peer_ended
 from glm_accelerate.runtime.env import few_kernels
-from glm_accelerate.train.build import Built, built
-from glm_accelerate.train.loop import loop
-from glm_accelerate.train.saver import AFTER_A_RANK, MOMENT
-from glm_accelerate.train.settle import Start
-from glm_accelerate.train.stop import StopRequest
+from glm_accelerate.training.build import Built, built
+from glm_accelerate.training.loop import loop
+from glm_accelerate.training.saver import AFTER_A_RANK, MOMENT
+from glm_accelerate.training.settle import Start
+from glm_accelerate.training.stop import StopRequest
 
 FRESH = Start()
 
@@ -35,7 +35,7 @@ class Result:
 
 def train(
     config: RunConfig,
-    directory: Path | str,
+    directory: Path | str = "runs/run",
     *,
     start: Start = FRESH,
     stop_after: int | None = None,

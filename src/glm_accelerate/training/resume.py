@@ -10,10 +10,10 @@ from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.optim.mover import Mover
-from glm_accelerate.train.directory import read_first
-from glm_accelerate.train.mismatch import check
-from glm_accelerate.train.settle import Settled
-from glm_accelerate.train.state import Progress, restore
+from glm_accelerate.training.directory import read_first
+from glm_accelerate.training.mismatch import check
+from glm_accelerate.training.settle import Settled
+from glm_accelerate.training.state import Progress, restore
 
 
 @dataclass(frozen=True, slots=True)

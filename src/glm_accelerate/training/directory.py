@@ -15,7 +15,7 @@ from glm_accelerate.config.load import load_config
 from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.mismatch import accepted_as
+from glm_accelerate.training.mismatch import accepted_as
 
 Read = TypeVar("Read")
 

@@ -6,7 +6,7 @@ import torch
 from glm_accelerate.memory.host import PROCESS
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.host import keep_freed_memory
-from glm_accelerate.train.watch import held_already, keep_to_limit
+from glm_accelerate.training.watch import held_already, keep_to_limit
 
 CPU = torch.device("cpu")
 SMALL, MANY = 2**15, 2**13  # bytes of a tensor that the heap holds, and how many of them are 256 MiB

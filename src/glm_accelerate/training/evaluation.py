@@ -21,13 +21,13 @@ from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.best import BestWeights
-from glm_accelerate.train.branch import Branch
-from glm_accelerate.train.decisions import Decisions
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.settle import Settled
-from glm_accelerate.train.snapshots import Snapshots
-from glm_accelerate.train.state import Progress, resume_tensors
+from glm_accelerate.training.best import BestWeights
+from glm_accelerate.training.branch import Branch
+from glm_accelerate.training.decisions import Decisions
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.settle import Settled
+from glm_accelerate.training.snapshots import Snapshots
+from glm_accelerate.training.state import Progress, resume_tensors
 
 POLL, PAUSE = 0.5, 0.05  # seconds between two polls for results, while training and while it waits
 QUIET = 5.0  # seconds of waiting before the first warning; then four times as long each time

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.train.directory import make_ready
+from glm_accelerate.training.directory import make_ready
 
 
 @contextmanager

@@ -15,15 +15,15 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
-from glm_accelerate.train.evaluation import Evaluation
-from glm_accelerate.train.half import Half, widen
-from glm_accelerate.train.life import Life
-from glm_accelerate.train.passes import ForwardBackward
-from glm_accelerate.train.saver import Saver
-from glm_accelerate.train.state import Progress
-from glm_accelerate.train.step import StepOutcome, train_step
-from glm_accelerate.train.stop import StopRequest
-from glm_accelerate.train.watch import Watch
+from glm_accelerate.training.evaluation import Evaluation
+from glm_accelerate.training.half import Half, widen
+from glm_accelerate.training.life import Life
+from glm_accelerate.training.passes import ForwardBackward
+from glm_accelerate.training.saver import Saver
+from glm_accelerate.training.state import Progress
+from glm_accelerate.training.step import StepOutcome, train_step
+from glm_accelerate.training.stop import StopRequest
+from glm_accelerate.training.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
