@@ -12,12 +12,10 @@ from pathlib import Path
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.cli import main
-from glm_accelerate.parallel.launch import launch
+from glm_accelerate.parallel.launch import LIBRARIES, launch
 from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import ExitCode, UserError
-
-LOADED = ("glm_accelerate.training.run", "torch._dynamo", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ def start_ranks(task: RankTask, ranks: int, run: Path) -> int:
 
 def load() -> None:
     """What a rank would spend most of its first seconds on."""
-    for name in LOADED:
+    for name in ("glm_accelerate.training.run", *LIBRARIES):
         import_module(name)
 
 

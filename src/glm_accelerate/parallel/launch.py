@@ -30,6 +30,7 @@ from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, stop_signal
 ATTEMPTS = 3  # in a row without progress, before a job is given up
 POLL = 0.2
 GRACE = 30.0  # seconds for the others to end once a rank has failed
+LIBRARIES = ("torch._dynamo", "transformers")  # that every rank loads: once where ranks are copies
 GPUS = ("nvidiactl", "kfd", "dxg", "dri")  # in /dev: a module may wake its driver, which survives no fork
 
 Entry = Callable[[Any], int]  # a module's own function, and plain data for it: both travel to the processes
@@ -54,7 +55,7 @@ def launch(
     env.few_kernels()
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
-        job = _Job(Path(folder), entry, task, ranks, final, fork=load is not None and _can_fork())
+        job = _Job(Path(folder), entry, task, ranks, final, fork=load is not None and can_fork())
         before = {number: signal.signal(number, job.stop) for number in stop_signals()}
         try:
             if job.fork and load is not None:
@@ -121,7 +122,7 @@ class _Job:
 
     def _start(self, meeting: str) -> None:
         """Ranks inherit this thread's signal mask: they hear Ctrl-C when they are ready to."""
-        if self.fork and _can_fork():
+        if self.fork and can_fork():
             context, blocked = get_context("fork"), stop_signals()  # until the launcher's handlers are off
         else:
             context, blocked = get_context("spawn"), [signal.SIGINT]
@@ -212,8 +213,8 @@ def _meeting_point(folder: Path) -> Generator[str, None, None]:
             yield file.name
 
 
-def _can_fork() -> bool:
-    """Whether ranks may begin as copies of this process: nothing runs in it but this, and there is no GPU."""
+def can_fork() -> bool:
+    """Whether ranks may begin as copies of this process: it has no other thread, and there is no GPU."""
     only = threading.active_count() == 1
     return sys.platform == "linux" and only and not any(Path("/dev", name).exists() for name in GPUS)
 

@@ -25,6 +25,7 @@ class MachineMeasurement:
     head: float  # and in the head with its loss
     first: float  # seconds that the first step takes more than others
     started: float  # seconds that a pass takes for a block however few tokens it has
+    together: int = 1  # processes that trained at the same time
 
     @property
     def speed(self) -> Speed:
@@ -52,10 +53,10 @@ class Ground:
         """Of one process: as measured, else as assumed."""
         measured, hardware = self.measurement(form), self.hardware
         speed = speed_of(hardware, compute) if measured is None else measured.speed
-        wanted = self.ranks * (hardware.threads or hardware.cores)
-        if speed is None or hardware.device != "cpu" or wanted <= hardware.cores:
-            return speed
-        return speed.shared(hardware.cores / wanted)
+        threads = hardware.threads or hardware.cores
+        got = 1.0 if measured is None else min(1.0, hardware.cores / (measured.together * threads))
+        share = min(1.0, hardware.cores / (self.ranks * threads))
+        return speed if speed is None or hardware.device != "cpu" else speed.shared(share / got)
 
 
 def ground_of(

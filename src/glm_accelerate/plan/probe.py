@@ -1,7 +1,8 @@
 """What a run takes besides its tensors on this machine, and how fast it trains: measured, not assumed.
 
 A child process (train/probe.py) starts as the run would and trains as many blocks of the same widths as take
-seconds. Its answer is kept: runs of the same model, data and adapter ask a machine once.
+seconds; for a run of several ranks, as many copies of it at the same time. Its answer is kept: runs of the
+same model, data and adapter ask a machine once.
 """
 
 import hashlib
@@ -23,12 +24,17 @@ from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, run_seconds
 from glm_accelerate.plan.flops import pairs
 from glm_accelerate.plan.ground import Ground, MachineMeasurement
 from glm_accelerate.plan.resolve import plan_and_weigh
+from glm_accelerate.runtime.env import cores, granted_threads, launched
 from glm_accelerate.runtime.files import private_folder, write_text
 from glm_accelerate.runtime.host import processor_flags
 
 Progress = Callable[[str, int, int], None] | None  # hears what is done, how much, of how much
 CHILD = "glm_accelerate.training.probe"
-BEGIN = "from glm_accelerate.runtime.child import end_with_parent; end_with_parent()"  # before torch loads
+BEGIN = (  # before torch loads
+    "from glm_accelerate.runtime.child import end_with_parent; end_with_parent()\n"
+    "from glm_accelerate.runtime.env import share_cores; share_cores({together})\n"
+    "from {child} import main; main()"
+)
 BLOCKS = 2  # at least
 PARTS = {"model", "data", "adapt", "optim", "prove"}  # of a config: what is measured follows from these
 RATES = {"learning_rate", "schedule", "warmup", "decay", "floor", "weight_decay"}  # ... but not from these
@@ -41,10 +47,12 @@ PATIENCE = 600.0  # seconds for all of it, on a machine that has much else to do
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of the child: the most bytes of its process, and seconds of passes: the largest, one half as large, one
-    with few of the targets, and the first of all, which compiles.
+    """Of the child: how many copies of it trained at the same time; of the first, the most bytes of its
+    process, and seconds of passes: the largest, one half as large, one with few of the targets, and the
+    first of all, which compiles.
     """
 
+    together: int
     bytes: int
     seconds: float
     half: float
@@ -70,7 +78,8 @@ def measured_ground(config: RunConfig, ground: Ground, progress: Progress = None
         found = _measure(config, job, slow, hardware.free_bytes, progress)
         if found is None:
             break
-        core = found.products / (hardware.threads or hardware.cores)
+        threads = min(hardware.threads or hardware.cores, hardware.cores / found.together)
+        core = found.products / threads
         hardware = replace(hardware, core_products=core)
         ground = replace(ground, measured=(*ground.measured, found), hardware=hardware)
     return ground
@@ -107,33 +116,37 @@ def _measure(
 ) -> MachineMeasurement | None:
     small, work = short(job, slow)
     tensors = estimate(small).allocated
-    if small.offload or 2 * tensors > free:
+    place = launched()
+    together = job.ranks if place is None or place.meeting is not None else 1  # by our own launcher
+    if small.offload or 2 * tensors * together > free:
         return None
     parts = absolute(config).model_dump(mode="json", include=PARTS, exclude={"optim": RATES})
-    asked = {"config": parts, "job": asdict(small) | {"offload": []}}
-    said = _ask(json.dumps(asked, sort_keys=True), progress)
-    if said is None:
+    asked = {"config": parts, "job": asdict(small) | {"offload": []}, "together": together}
+    answer = _ask(json.dumps(asked, sort_keys=True), together, progress)
+    if answer is None:
         return None
     # Operations, as the forecast counts them: of the blocks, and of the head.
     blocks = run_seconds(small, replace(work, targets=0.0), Speed(1.0, float("inf"), ""))
     head = run_seconds(small, work, Speed(1.0, float("inf"), "")) - blocks
-    head_seconds = min(max(0.0, said.seconds - said.few) / (1 - FEW), 0.9 * said.seconds)
-    block_seconds = said.seconds - head_seconds
-    fixed = min(max(0.0, 2 * said.half - said.seconds), block_seconds / 2)  # however few tokens
+    head_seconds = min(max(0.0, answer.seconds - answer.few) / (1 - FEW), 0.9 * answer.seconds)
+    block_seconds = answer.seconds - head_seconds
+    fixed = min(max(0.0, 2 * answer.half - answer.seconds), block_seconds / 2)  # however few tokens
     return MachineMeasurement(
         job.form,
-        max(0, said.bytes - tensors),
+        max(0, answer.bytes - tensors),
         tensors,
         blocks / (block_seconds - fixed),
         head / head_seconds if head_seconds else float("inf"),
-        max(0.0, said.first - said.seconds),
+        max(0.0, answer.first - answer.seconds),
         fixed / small.sizes.layers / small.passes,
+        answer.together,
     )
 
 
-def _ask(asked: str, progress: Progress = None) -> Answer | None:
+def _ask(asked: str, together: int = 1, progress: Progress = None) -> Answer | None:
     """The child's answer, from before if it has been asked."""
-    machine = "\n".join([torch.__version__, str(torch.get_num_threads()), *sorted(processor_flags())])
+    threads = granted_threads() or max(1, cores() // together)
+    machine = "\n".join([torch.__version__, str(threads), *sorted(processor_flags())])
     source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
     key = hashlib.sha256(machine.encode() + asked.encode() + source).hexdigest()[:32]
     try:
@@ -145,7 +158,7 @@ def _ask(asked: str, progress: Progress = None) -> Answer | None:
     if progress is not None:
         progress("measuring what training takes here (kept for runs of this model and config)", 0, 0)
     # No module of where we happen to be; and what is wrong will be told by the run itself.
-    command = [sys.executable, "-P", "-c", f"{BEGIN}; from {CHILD} import main; main()"]
+    command = [sys.executable, "-P", "-c", BEGIN.format(together=together, child=CHILD)]
     try:
         done = subprocess.run(
             command,

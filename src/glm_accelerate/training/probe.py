@@ -1,12 +1,18 @@
 """The child of plan/probe.py: opens a run's files, makes a model of its widths with fewer blocks and
 any numbers, and takes its largest pass and smaller ones. Prints the most memory of the process, and seconds.
+For a run of several ranks it does so in as many copies of itself at the same time, as the ranks will be.
 """
 
 import json
+import os
 import sys
 import time
 from collections import defaultdict
 from dataclasses import asdict
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +32,10 @@ from glm_accelerate.models.weights import read_config
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.one_pass import keep_copies
+from glm_accelerate.parallel.launch import LIBRARIES, can_fork
 from glm_accelerate.plan.probe import FEW, Answer
 from glm_accelerate.prove.start import prove_inputs
+from glm_accelerate.runtime.child import end_with_parent
 from glm_accelerate.runtime.host import (
     give_back_memory,
     keep_freed_memory,
@@ -47,8 +55,39 @@ IMPORTED = Built  # of a run: for the memory that all its modules take
 
 
 def main() -> None:
-    torch.manual_seed(0)
     asked = json.load(sys.stdin)
+    together = asked["together"]
+    if together == 1 or not can_fork():
+        _answer(asked, None)
+        return
+    for name in LIBRARIES:
+        import_module(name)
+    context = get_context("fork")
+    pass_begins = context.Barrier(together)
+    copies = [
+        context.Process(target=_copy, args=(asked, number, pass_begins), daemon=True)
+        for number in range(together)
+    ]
+    for copy in copies:
+        copy.start()
+    while copies:
+        wait([copy.sentinel for copy in copies])
+        if any(copy.exitcode for copy in copies):
+            sys.exit(1)  # which ends the others
+        copies = [copy for copy in copies if copy.exitcode is None]
+
+
+def _copy(asked: dict[str, Any], number: int, pass_begins: Barrier) -> None:
+    """One of several; the first of them answers."""
+    end_with_parent()
+    if number:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _answer(asked, pass_begins)
+    sys.stdout.flush()
+
+
+def _answer(asked: dict[str, Any], pass_begins: Barrier | None) -> None:
+    torch.manual_seed(0)
     config, job = RunConfig.model_validate(asked["config"]), _job(asked["job"])
     directory = locate(config.model.path)
     family, _, _ = read_config(directory)
@@ -64,11 +103,20 @@ def main() -> None:
     mover.make_moments()
     took: defaultdict[tuple[float, float], list[float]] = defaultdict(list)
     for shares in PASSES:
-        began = time.perf_counter()
         step = _step(job, *shares)
+        if pass_begins is not None:
+            pass_begins.wait()
+        began = time.perf_counter()
         train_step(passes, mover, step, 0.0)
         took[shares].append(time.perf_counter() - began)
-    answer = Answer(peak_resident(), min(took[WHOLE]), min(took[HALF]), min(took[FEWER]), took[WHOLE][0])
+    answer = Answer(
+        1 if pass_begins is None else pass_begins.parties,
+        peak_resident(),
+        min(took[WHOLE]),
+        min(took[HALF]),
+        min(took[FEWER]),
+        took[WHOLE][0],
+    )
     sys.stdout.write(json.dumps(asdict(answer)))
 
 

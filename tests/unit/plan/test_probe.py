@@ -19,6 +19,7 @@ from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan import probe, resolve
 from glm_accelerate.plan.cost import Speed
 from glm_accelerate.plan.devices import as_hardware, find_device
+from glm_accelerate.plan.ground import MachineMeasurement
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import Answer, measured_ground, short
 from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
@@ -63,6 +64,30 @@ def test_a_run_is_measured_once_and_planned_with_it(
     (kept,) = (tmp_path / "measured").iterdir()
     kept.write_text("{")
     assert measured_ground(on_cpu, ground).measured == ()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are copies of one process on Linux alone")
+def test_ranks_are_measured_as_copies_that_train_at_the_same_time(
+    on_cpu: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_ACCELERATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(probe, "WORTH", 0.0)
+    here = replace(detect(), device="cpu")
+    (alone,) = measured_ground(on_cpu, ground_of(on_cpu, here)).measured
+    (copied,) = measured_ground(on_cpu, ground_of(on_cpu, here, ranks=2)).measured
+    assert (alone.together, copied.together) == (1, 2)
+    assert (
+        copied.process < alone.process - 2**25
+    )  # a copy has mapped none of the libraries' code that only loading runs
+
+
+def test_a_speed_that_was_measured_among_as_many_is_shared_no_further(on_cpu: RunConfig) -> None:
+    here = replace(detect(), device="cpu", cores=2, threads=1)
+    measured = MachineMeasurement("eager", 0, 0, 3e10, 3e10, 0.0, 0.0, together=4)
+    ground = replace(ground_of(on_cpu, here, ranks=4), measured=(measured,))
+    among = {ranks: replace(ground, ranks=ranks).speed("float32", "eager") for ranks in (2, 4, 8)}
+    assert {ranks: speed.products for ranks, speed in among.items() if speed} == {2: 6e10, 4: 3e10, 8: 1.5e10}
 
 
 @pytest.mark.process
@@ -121,9 +146,9 @@ def test_the_form_that_is_planned_is_the_one_that_was_measured(
     monkeypatch.setattr(resolve, "WORTH_NATIVE", 1e-3)
     ground = ground_of(on_cpu, replace(detect(), device="cpu"))
 
-    def ask(asked: str, progress: object) -> Answer:
+    def ask(asked: str, together: int, progress: object) -> Answer:
         whole = 1.0 if json.loads(asked)["job"]["form"] == "eager" else 1e-9
-        return Answer(2**29, whole, whole / 2, 0.9 * whole, whole)
+        return Answer(together, 2**29, whole, whole / 2, 0.9 * whole, whole)
 
     monkeypatch.setattr(probe, "_ask", ask)
     measured = measured_ground(on_cpu, ground)
