@@ -15,9 +15,9 @@ WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 76, 28, 44, 52
 NAMES, FIGURES, BAR, THICKNESS = 220, 90, 30, 18  # of bars: room for names and figures, a bar's share, a bar
 BLOCKS = "▁▂▃▄▅▆▇█"
-MOST_POINTS = 600  # more than a chart is wide tells nobody anything
-SMALLEST_SPAN = 1e-9  # of an axis, as a share of what stands on it: below that figures are all alike
-LONGEST_TITLE, LONGEST_OF_BARS = 42, 80  # characters: beyond them stands the legend, or nothing
+MOST_POINTS = 600  # about as many as a chart has pixels in its width
+SMALLEST_SPAN = 1e-9  # of an axis, as a share of its largest value: below that all figures are alike
+LONGEST_TITLE, LONGEST_OF_BARS = 42, 80  # characters: a chart of lines has its legend beside the title
 
 STYLE = """\
 svg { background: #ffffff; font: 13px system-ui, sans-serif; }
@@ -40,7 +40,7 @@ Point = tuple[float, float]  # step, value
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """From steps and values to places in a chart."""
+    """Turns steps and values into coordinates of a chart."""
 
     last_step: float
     highest: float
@@ -58,7 +58,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`value` is drawn, `label` stands behind it."""
+    """One bar as long as `value`, with `label` behind it."""
 
     name: str
     value: float
@@ -68,7 +68,7 @@ class Bar:
 def opening(
     title: str, style: str = "", *, height: int = HEIGHT, left: int = LEFT, longest: int = LONGEST_TITLE
 ) -> list[str]:
-    """The beginning of a chart: its size, colours and title, which may be anybody's text."""
+    """The beginning of a chart: its size, colours and title."""
     whole = escaped(title)
     short = escaped(title if len(title) <= longest else title[: longest - 1] + "…")
     return [
@@ -80,7 +80,7 @@ def opening(
 
 
 def axes(frame: Frame, marks: Sequence[float], below: str, beside: str) -> list[str]:
-    """Lines at the values in `marks`, numbers along both sides, and what they count."""
+    """Lines at the values in `marks`, numbers along both axes, and the names of the axes."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>']
     for value in marks:
@@ -105,7 +105,7 @@ def axes(frame: Frame, marks: Sequence[float], below: str, beside: str) -> list[
 
 
 def legend(kinds: Mapping[str, str]) -> list[str]:
-    """Lines above the chart, by their class, on the right."""
+    """A line of each class with its name, above the chart on the right."""
     x, parts = WIDTH - RIGHT - sum(36 + 7 * len(name) for name in kinds.values()), list[str]()
     for kind, name in kinds.items():
         parts.append(f'<line class="{kind}" x1="{x}" y1="30" x2="{x + 24}" y2="30"/>')
@@ -115,7 +115,7 @@ def legend(kinds: Mapping[str, str]) -> list[str]:
 
 
 def bars(items: Sequence[Bar], title: str) -> str:
-    """From the top in the order given; the longest fills the width."""
+    """A chart of bars, from the top in the given order; the longest fills the width."""
     most = max((item.value for item in items), default=0.0) or 1.0
     parts = opening(title, height=TOP + 12 + BAR * len(items) + 12, left=16, longest=LONGEST_OF_BARS)
     for number, item in enumerate(items):
@@ -130,7 +130,7 @@ def bars(items: Sequence[Bar], title: str) -> str:
 
 
 def smoothed(points: Sequence[Point], reach: int) -> list[Point]:
-    """Each point with the mean of those up to `reach` before and after it."""
+    """A running mean: of each point and those up to `reach` places before and after it."""
     sums = [0.0, *accumulate(value for _, value in points)]
     means: list[Point] = []
     for index, (step, _) in enumerate(points):
@@ -140,7 +140,7 @@ def smoothed(points: Sequence[Point], reach: int) -> list[Point]:
 
 
 def ticks(lowest: float, highest: float) -> list[float]:
-    """Round numbers from just below one to just above the other, four to ten of them; two at the least."""
+    """Round numbers from just below `lowest` to just above `highest`: four to ten, never fewer than two."""
     rough = max(highest - lowest, SMALLEST_SPAN * max(1.0, abs(lowest), abs(highest))) / 6
     scale = 10.0 ** math.floor(math.log10(rough))
     unit = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
@@ -149,23 +149,25 @@ def ticks(lowest: float, highest: float) -> list[float]:
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """At most so many as are worth drawing."""
+    """Some of the points, at most as many as are worth drawing."""
     return points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
 
 
 def escaped(text: str) -> str:
-    """Anybody's text within XML, which knows no control characters."""
+    """Any text within XML, which has no control characters."""
     return escape("".join(letter if letter.isprintable() else "?" for letter in text))
 
 
 def losses(events: Iterable[Event], kind: str) -> list[Point]:
-    """The losses of `step` or of `eval` events, in order of steps; what is not finite is left out."""
+    """The finite losses of `step` or of `eval` events, in order of steps."""
     points: list[Point] = []
     for event in events:
         step, loss = event.get("step"), event.get("loss")
-        if event["kind"] == kind and isinstance(step, int) and isinstance(loss, int | float):
+        if event["kind"] != kind or not isinstance(step, int):
+            continue
+        if isinstance(loss, int | float) and math.isfinite(loss):
             points.append((float(step), float(loss)))
-    return sorted(point for point in points if math.isfinite(point[1]))
+    return sorted(points)
 
 
 def loss_curve(events: Sequence[Event], title: str) -> str:
@@ -191,7 +193,7 @@ def loss_curve(events: Sequence[Event], title: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The course of some values in one line of blocks; each is the mean of its stretch."""
+    """Values as one line of blocks, each the mean of a stretch of them."""
     if not values:
         return ""
     width = min(width, len(values))

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -19,11 +20,11 @@ Event = Mapping[str, object]
 REPEATABLE = ("step", "checkpoint", "snapshot", "eval")  # a resumed run does these again for the same step
 BEGINNINGS = ("start", "resume")  # events of earlier attempts beyond their step are no longer part of the run
 TAIL_BYTES = 1 << 16
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what passes
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a lack of room may pass
 
 
 class Observer(Protocol):
-    """Someone who looks on."""
+    """Whoever is told what happens."""
 
     def observe(self, event: Event) -> None: ...
 
@@ -36,10 +37,10 @@ class Events:
     def __init__(self, observers: Iterable[Observer], attempt: int) -> None:
         self._observers = list(observers)
         self._attempt = attempt
-        self._missed: dict[int, int] = {}  # events, by the observer that has no room for them
+        self._missed: dict[int, int] = {}  # number of events, by the id of the observer without room for them
 
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
-        """An observer that can't write is dropped, unless it is for want of room; the others hear of it."""
+        """An observer that cannot write is dropped, unless it only lacks room; the others are told."""
         event: Event = {"time": time.time(), "kind": kind, "attempt": self._attempt, **fields}
         failures: list[str] = []
         for observer in tuple(self._observers):
@@ -56,16 +57,14 @@ class Events:
                 else:
                     self._observers.remove(observer)
                     failures.append(f"{name} is left out from here on: {error}")
-        for said in failures:
-            self.emit("warning", {"said": said})
+        for failure in failures:
+            self.emit("warning", {"said": failure})
 
     def close(self) -> None:
-        """Let every observer write what it still holds. What fails here can't be told to anyone any more."""
+        """Let every observer write what it still holds. There is nobody left to tell of a failure."""
         for observer in self._observers:
-            try:
+            with suppress(OSError):
                 observer.close()
-            except OSError:
-                continue
         self._observers = []
 
 
@@ -111,54 +110,54 @@ def _finite(value: object) -> object:
 
 
 def read_events(path: Path) -> list[dict[str, object]]:
-    """The run as it stands, in the order of the file. Where a step was done twice, the highest attempt wins;
-    what an earlier attempt did beyond the step from which a later one went on is left out.
+    """The events that are part of the run, in file order. Of a step that was done twice the highest attempt
+    counts; what an earlier attempt did beyond the step from which a later one went on does not.
     """
     if not path.is_file():
         return []
     with path.open("rb") as lines:
         events = list(_parse(lines))
-    counts = _counts(events)
+    last_steps = _last_steps(events)
 
-    def stands(event: dict[str, object]) -> bool:
-        return _number(event, "step") <= counts.get(_number(event, "attempt"), math.inf)
+    def counts(event: dict[str, object]) -> bool:
+        return _number(event, "step") <= last_steps.get(_number(event, "attempt"), math.inf)
 
-    latest: dict[tuple[object, int], int] = {}
-    for event in filter(stands, events):
+    newest: dict[tuple[object, int], int] = {}  # attempt that did this
+    for event in filter(counts, events):
         key = event["kind"], _number(event, "step")
-        latest[key] = max(latest.get(key, 0), _number(event, "attempt"))
+        newest[key] = max(newest.get(key, 0), _number(event, "attempt"))
     return [
         event
         for event in events
         if event["kind"] not in REPEATABLE
-        or (stands(event) and latest[event["kind"], _number(event, "step")] == _number(event, "attempt"))
+        or (counts(event) and newest[event["kind"], _number(event, "step")] == _number(event, "attempt"))
     ]
 
 
-def _counts(events: Iterable[Event]) -> dict[int, float]:
-    """Up to which step each attempt is part of the run. The newest is, what it was gone on from, and so on
-    back to the beginning; of any other what it did about steps that it has in common with these. A log
-    without beginnings has all of them.
+def _last_steps(events: Iterable[Event]) -> dict[int, float]:
+    """By attempt, the last of its steps that is part of the run. The newest attempt counts, the one whose
+    checkpoint it began with, and so on back to the first; any other only as far as it shares its steps with
+    these. Of a log that names no beginnings every attempt counts.
     """
-    begun: dict[int, int] = {}
-    of: dict[int, int] = {}  # whose checkpoint an attempt began with
-    savers: dict[int, int] = {}  # of a step, so far
+    first: dict[int, int] = {}  # step at which an attempt began
+    parents: dict[int, int] = {}  # attempt whose checkpoint it began with
+    savers: dict[int, int] = {}  # attempt that saved a step, so far
     for event in events:
         attempt, step = _number(event, "attempt"), _number(event, "step")
         if event["kind"] in BEGINNINGS:
-            before = savers.get(step, attempt - 1) if event["kind"] == "resume" else 0  # as logs were once
-            begun[attempt], of[attempt] = step, _number(event, "of") if "of" in event else before
-        elif event["kind"] == "step" and attempt not in begun:  # its beginning was torn
-            begun[attempt], of[attempt] = step - 1, attempt - 1
+            guess = savers.get(step, attempt - 1) if event["kind"] == "resume" else 0  # for logs without `of`
+            first[attempt], parents[attempt] = step, _number(event, "of") if "of" in event else guess
+        elif event["kind"] == "step" and attempt not in first:  # its beginning was torn
+            first[attempt], parents[attempt] = step - 1, attempt - 1
         elif event["kind"] == "checkpoint":
             savers[step] = attempt
-    counts: dict[int, float] = {}
-    attempt, until = max(begun, default=0), math.inf
-    while attempt in begun and attempt not in counts:
-        counts[attempt], until, attempt = until, min(until, begun[attempt]), of[attempt]
-    for other in sorted(begun.keys() - counts.keys()):
-        counts[other] = min(begun[other], counts.get(of[other], -1))
-    return counts
+    last: dict[int, float] = {}
+    attempt, until = max(first, default=0), math.inf
+    while attempt in first and attempt not in last:
+        last[attempt], until, attempt = until, min(until, first[attempt]), parents[attempt]
+    for other in sorted(first.keys() - last.keys()):
+        last[other] = min(first[other], last.get(parents[other], -1))
+    return last
 
 
 def last_attempt(path: Path) -> int:
@@ -172,14 +171,13 @@ def last_attempt(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What earlier attempts of a run came to."""
+    """The earlier attempts of a run together."""
 
-    failures: int = 0  # attempts that ended without a word
-    seconds: float = 0.0  # of all of them
+    failures: int = 0  # attempts that ended without a `stop`
+    seconds: float = 0.0
 
 
 def read_past(path: Path) -> Past:
-    """Of the attempts in a log."""
     if not path.is_file():
         return Past()
     spans: dict[int, tuple[float, float]] = {}

@@ -6,8 +6,8 @@ from typing import cast
 
 from glm_accelerate.observe.events import Event
 
-FEWEST_TO_COMPARE = 30  # samples: of fewer nothing is said of what they are enough for
-SIGNIFICANT = 2  # digits of an interval's half width; what it encloses is written to the same place
+FEWEST_TO_COMPARE = 30  # samples: with fewer, nothing is said about what they are enough for
+SIGNIFICANT = 2  # digits of an interval's half width; its centre is written to the same decimal
 FEWEST, MOST = 1, 6  # decimals
 
 
@@ -18,8 +18,8 @@ def number(event: Mapping[str, object], name: str) -> float:
 
 
 def enclosed(loss: float, interval: Sequence[float] | None) -> str:
-    """`2.114 ±0.035`, by the longer side, or `0.5 (0.0 to 3.1)` where that would reach below zero, as no loss
-    does; without an interval, or where it has no width, four decimals.
+    """`2.114 ±0.035`, by the longer side, or `0.5 (0.0 to 3.1)` where that would reach below zero, which a
+    loss cannot; four decimals where there is no interval or it has no width.
     """
     low, high = above_zero(interval) or (loss, loss)
     half = max(high - loss, loss - low)
@@ -32,12 +32,12 @@ def enclosed(loss: float, interval: Sequence[float] | None) -> str:
 
 
 def above_zero(interval: Sequence[float] | None) -> tuple[float, float] | None:
-    """The part of a loss's interval where losses can be. Of very few samples it may reach further."""
+    """The part of a loss's interval that is not negative: with very few samples it may reach further."""
     return None if interval is None else (max(0.0, interval[0]), interval[1])
 
 
 def places(half: float) -> int:
-    """How many decimals say what an interval of this half width leaves open."""
+    """The number of decimals that mean something beside an interval of this half width."""
     if half <= 0:
         return 4
     return min(MOST, max(FEWEST, SIGNIFICANT - 1 - math.floor(math.log10(half))))
@@ -51,10 +51,8 @@ def metric(value: float) -> str:
 def compared(against: Mapping[str, object]) -> str:
     """A comparison's fields as `-0.0213 against 300: better` (a hyphen: not every terminal has a minus)."""
     difference = number(against, "difference")
-    verdict = (
-        "undecided, too few samples to tell" if against["verdict"] == "undecided" else against["verdict"]
-    )
-    return f"{difference:+.4f} against {against['step']:,}: {verdict}"
+    why = ", too few samples to tell" if against["verdict"] == "undecided" else ""
+    return f"{difference:+.4f} against {against['step']:,}: {against['verdict']}{why}"
 
 
 def evaluation(event: Event, *, whole: bool = False) -> str:

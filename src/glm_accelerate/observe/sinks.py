@@ -4,7 +4,7 @@ Curves have the same names in both. Nothing but the config and the figures is ha
 variable, command line, host name or git remote, since those are where secrets live.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +20,6 @@ from glm_accelerate.runtime.files import make_folder
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SINKS = ("tensorboard", "swanlab")
 # Of a step event: its field, and the name of the curve.
 CURVES = {
     "loss": "train/loss",
@@ -32,36 +31,34 @@ CURVES = {
 
 
 def events_of(config: RunConfig, run: Path, attempt: int, observers: Sequence[Observer] | None) -> Events:
-    """To a run's logs, its sinks and these observers. None of them, as on other ranks: to nobody."""
+    """The events of one attempt, told to the run's logs, its sinks and these observers. None of them, as on
+    other ranks: told to nobody.
+    """
     if observers is None:
         return Events([], attempt)
     logs = [EventLog(run / "events.jsonl"), EventLog(run / "evals.jsonl", kinds=("eval",))]
     return Events([*logs, *open_sinks(config.observe.sinks, run, config), *observers], attempt)
 
 
-def open_sinks(names: Sequence[str], run_dir: Path, config: RunConfig) -> list[Observer]:
-    """An observer for each name; a UserError where its package is missing. They open at the first event."""
-    openers: dict[str, Callable[[], Observer]] = {
-        "tensorboard": lambda: TensorBoard(run_dir / "tensorboard"),
-        "swanlab": lambda: SwanLab(run_dir, config),
-    }
+def open_sinks(names: Sequence[str], run: Path, config: RunConfig) -> list[Observer]:
+    """An observer for each name. They open at the first event."""
     require_packages(names)
-    return [ForeignSink(openers[name]()) for name in names]
+    return [
+        ForeignSink(TensorBoard(run / name) if name == "tensorboard" else SwanLab(run, config))
+        for name in names
+    ]
 
 
 def require_packages(names: Sequence[str]) -> None:
-    """Each sink's package has its name."""
+    """Refuse a sink whose package, which has its name, is not installed."""
     for name in names:
-        if name not in SINKS:
-            raise UserError(f"no sink is called {name!r}", cure=f"one of {', '.join(SINKS)}")
         if find_spec(name) is None:
-            raise UserError(
-                f"the package {name} is not installed", where="observe.sinks", cure=f"pip install {name}"
-            )
+            cure = f"pip install {name}"
+            raise UserError(f"the package {name} is not installed", where="observe.sinks", cure=cure)
 
 
 class ForeignSink:
-    """An observer that runs the code of others: whatever goes wrong there, training goes on without it."""
+    """An observer that runs other people's code: whatever goes wrong there, training goes on without it."""
 
     def __init__(self, sink: Observer) -> None:
         self._sink = sink
@@ -83,7 +80,7 @@ class ForeignSink:
 
 
 def curves(event: Event) -> dict[str, float]:
-    """The points that an event adds, by the name of their curve. A loss that is not a number adds none."""
+    """The points that an event adds, by the name of their curve. What is not a number adds none."""
     values: dict[str, object] = {}
     if event["kind"] == "step":
         values = {name: event.get(field) for field, name in CURVES.items()}
@@ -107,20 +104,20 @@ class TensorBoard:
 
     def observe(self, event: Event) -> None:
         if event["kind"] in BEGINNINGS:
-            self._open(purge_from=_step(event) + 1 if event["kind"] == "resume" else 0)
-        if self._writer is None:
-            return
-        for name, value in curves(event).items():
-            self._writer.add_scalar(name, value, _step(event))
+            self._open(event)
+        if self._writer is not None:
+            for name, value in curves(event).items():
+                self._writer.add_scalar(name, value, _step(event))
 
-    def _open(self, purge_from: int) -> None:
-        """A resumed run takes back what an earlier attempt wrote beyond the step from which it goes on, and
-        one that begins anew all of it.
+    def _open(self, beginning: Event) -> None:
+        """A resumed run takes back what an earlier attempt wrote beyond the step from which it goes on; one
+        that begins anew takes back everything.
         """
         from torch.utils.tensorboard import SummaryWriter
 
+        first = _step(beginning) + 1 if beginning["kind"] == "resume" else 0
         earlier = any(self._folder.glob("events.out.tfevents.*"))
-        self._writer = SummaryWriter(str(self._folder), purge_step=purge_from if earlier else None)
+        self._writer = SummaryWriter(str(self._folder), purge_step=first if earlier else None)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -130,8 +127,8 @@ class TensorBoard:
 class SwanLab:
     """A SwanLab experiment: online where the user has logged in, else offline in the run directory."""
 
-    def __init__(self, run_dir: Path, config: RunConfig) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run: Path, config: RunConfig) -> None:
+        self._run = run
         self._config = config
         self._swanlab: ModuleType | None = None
 
@@ -144,7 +141,7 @@ class SwanLab:
 
     def _begin(self) -> ModuleType:
         swanlab = import_module("swanlab")  # by name: not everyone who checks types has it
-        folder = self._run_dir / "swanlab"
+        folder = self._run / "swanlab"
         make_folder(folder)
         # It reads its own log-in and SWANLAB_MODE; without a log-in, online would stop and ask for one.
         settings = swanlab.Settings.model_validate(
@@ -158,7 +155,7 @@ class SwanLab:
         swanlab.init(
             mode="offline" if settings.mode == "online" and not settings.api_key else settings.mode,
             project="glm-accelerate",
-            name=self._run_dir.name,
+            name=self._run.name,
             config=self._config.model_dump(mode="json"),
             settings=settings,
         )

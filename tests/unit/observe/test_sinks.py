@@ -123,8 +123,3 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"tensorboard is not installed.*pip install"):
         open_sinks(["tensorboard"], tmp_path, CONFIG)
-
-
-def test_an_unknown_sink_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no sink is called 'wandb'.*one of tensorboard, swanlab"):
-        open_sinks(["wandb"], tmp_path, CONFIG)
