@@ -299,6 +299,7 @@ CONNECTIONS = {
     "parallel/launch.py": "starts ranks, over pipes of its own",
     "evaluate/measuring/grade.py": "a scorer started by us, over a socket pair",
     "data/workers.py": "workers started by us, over a socket pair",
+    "training/probe.py": "copies of itself: they wait for each other and send nothing",
 }
 OBJECTS = re.compile(r"\w+_object(_list)?")  # torch's collectives of objects: pickles between ranks
 
