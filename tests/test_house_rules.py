@@ -347,7 +347,7 @@ def test_failures_are_never_swallowed() -> None:
     # These hand the failure on: as exit code 1, to the thread that waits for it, or with a result.
     handed_on = {
         "cli/main.py",
-        "data/prefetch.py",
+        "data/pipeline.py",
         "evaluate/measuring/metrics.py",
         "evaluate/protocol/evaluator.py",
     }

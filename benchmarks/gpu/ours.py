@@ -17,8 +17,8 @@ from benchmarks.gpu.model import random_decoder
 from benchmarks.race.samples import Tokens
 from glm_accelerate.bench.breakdown import profiled
 from glm_accelerate.bench.peak import peak
-from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import pack
+from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.adapt.quantized import quantize

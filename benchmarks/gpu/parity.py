@@ -15,8 +15,8 @@ from transformers import Glm4Config, Glm4ForCausalLM, GlmConfig, GlmForCausalLM
 
 from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.model import GLM_4_9B_0414, TINY, random_decoder
-from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import Arrangement, aligned
+from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import Batch, FilePlace, Sample
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder

@@ -59,7 +59,8 @@ class Run:
 
 def ours(file: Path, model: Path, cache: Path, workers: int) -> tuple[int, int, int]:
     from glm_accelerate.config.schema import Source
-    from glm_accelerate.data.prepare import EncodeSettings, prepare
+    from glm_accelerate.data.prepare import prepare
+    from glm_accelerate.data.workers import EncodeSettings
 
     settings = EncodeSettings(template="glm4-0414", max_tokens=MAX_INPUT + MAX_OUTPUT)
     store = prepare([Source(path=str(file), weight=1.0)], settings, model, cache=cache, workers=workers)

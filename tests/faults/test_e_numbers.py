@@ -17,8 +17,8 @@ from glm_accelerate.assemble.tensors import WholeTensors
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import read_manifest
 from glm_accelerate.config.schema import AdaptSection, OptimSection
-from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
+from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder

@@ -15,8 +15,9 @@ from typing import IO
 import pytest
 
 from glm_accelerate.config.schema import Source
-from glm_accelerate.data.prepare import EncodeSettings, prepare
+from glm_accelerate.data.prepare import prepare
 from glm_accelerate.data.store import Store
+from glm_accelerate.data.workers import EncodeSettings
 from glm_accelerate.demo.tiny import build_tokenizer
 from glm_accelerate.runtime.errors import UserError
 
@@ -29,7 +30,8 @@ BUILDER = """
 import resource, sys, time
 from pathlib import Path
 from glm_accelerate.config.schema import Source
-from glm_accelerate.data.prepare import EncodeSettings, prepare
+from glm_accelerate.data.prepare import prepare
+from glm_accelerate.data.workers import EncodeSettings
 from glm_accelerate.runtime.errors import UserError
 
 data, model, cache, hold, limit = sys.argv[1:6]

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         last = len(inputs.train) - 1
         raise UserError(f"there is no training sample {number}", where="--sample", cure=f"0 to {last}")
     console = Console(soft_wrap=True, highlight=False)
-    for line in inputs.mended:
+    for line in inputs.damages:
         console.print(line, markup=False)
     stores = {"train": inputs.train} | ({"dev": inputs.dev} if inputs.dev else {})
     for name, store in stores.items():

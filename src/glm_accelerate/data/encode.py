@@ -1,20 +1,24 @@
-"""Conversation -> Sample: render, tokenize all texts of a batch in one call, label, fit into the limit."""
+"""Conversation -> Sample: render, choose what is learnt, tokenize a batch in one call, fit into the limit.
+
+An answer that the data excludes is never learnt. exact: all that the model has to produce, and nothing is
+kept after the last of it. stock: what the stock fine-tuning scripts label, token for token, their oddities
+included, to compare with.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_accelerate.data import label
-from glm_accelerate.data.label import TrainOn
 from glm_accelerate.data.limit import TokenizedPiece, chunks, shorten
-from glm_accelerate.data.templates import Template
+from glm_accelerate.data.templates.template import ASSISTANT, Template, prefix_pieces
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.data.types import Conversation, FilePlace, Message, Role, Sample, TextPiece
 from glm_accelerate.runtime.errors import UserError
 
+TrainOn = Literal["all", "last"]
 Labels = Literal["exact", "stock"]
 Overlong = Literal["truncate", "drop", "error"]
 Reason = Literal["no target", "too long", "empty"]
@@ -22,7 +26,7 @@ Reason = Literal["no target", "too long", "empty"]
 
 @dataclass(frozen=True, slots=True)
 class Kept(Sample):
-    """A sample, and whether something of it was cut away."""
+    """A sample, and whether part of it was cut away."""
 
     truncated: bool = False
 
@@ -37,11 +41,11 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation and its pieces. `moved`: they bear the stock mask, which is yet to be shifted."""
+    """A conversation and its pieces. `stock_mask`: their targets are the stock mask, not yet shifted."""
 
     conversation: Conversation
     pieces: Sequence[TextPiece]
-    moved: bool = False
+    stock_mask: bool = False
 
 
 Encoded = Kept | Left
@@ -65,31 +69,81 @@ def encode(
 def encode_rendered(
     rendered: Sequence[Rendered], tokenizer: Tokenizer, *, max_tokens: int, overlong: Overlong
 ) -> list[Encoded]:
-    """What follows `render`, for all of a batch at once."""
+    """The samples of rendered conversations, all tokenized at once."""
     encoded: list[Encoded] = []
     batch = _tokenize([one.pieces for one in rendered], tokenizer)
     for one, parts in zip(rendered, batch, strict=True):
-        encoded += _fit(one.conversation, parts, one.moved, max_tokens, overlong)
+        encoded += _fit(one, parts, max_tokens, overlong)
     return encoded
 
 
 def render(conversation: Conversation, template: Template, train_on: TrainOn, labels: Labels) -> Rendered:
     """UserError with its place for a conversation that the template cannot write."""
     if conversation.text is not None:
-        return Rendered(conversation, label.document(conversation, template) if conversation.text else [])
-    write = label.stock if labels == "stock" else label.exact
+        return Rendered(conversation, _document_pieces(conversation.text, template))
+    stock = labels == "stock" and template.name != "chatglm2"  # whose script labels as we do
+    write = _stock_pieces if stock else _exact_pieces
     try:
-        pieces = write(conversation.messages, template, train_on)
+        return Rendered(conversation, write(conversation.messages, template, train_on), stock)
     except UserError as error:
         raise UserError(error.what, where=conversation.place, cure=error.cure) from error
     except RecursionError as error:  # writing tools and calls needs more of the stack than reading them
         cure = "flatten or remove it"
         raise UserError("a tool or call nested too deeply", where=conversation.place, cure=cure) from error
-    return Rendered(conversation, pieces, moved=labels == "stock" and template.name != "chatglm2")
+
+
+def _document_pieces(text: str, template: Template) -> list[TextPiece]:
+    """Everything after the prefix is learnt, the end included."""
+    end = TextPiece(template.end_of_text, special=True, target=True, turn=0)
+    return [*prefix_pieces(template), TextPiece(text, target=True, turn=0), end] if text else []
+
+
+def _exact_pieces(messages: Sequence[Message], template: Template, train_on: TrainOn) -> list[TextPiece]:
+    """Empty if there is nothing to learn."""
+    pieces = template.render(messages)
+    if train_on == "last":
+        start = _last_answer(pieces)
+        pieces = [replace(piece, target=piece.target and at > start) for at, piece in enumerate(pieces)]
+    targets = [at for at, piece in enumerate(pieces) if piece.target]
+    return pieces[: targets[-1] + 1] if targets else []
+
+
+def _stock_pieces(messages: Sequence[Message], template: Template, train_on: TrainOn) -> list[TextPiece]:
+    """Pieces whose `target` is the stock script's mask before it is shifted.
+
+    With `combine: false` every message is rendered by itself and masked by its role; with `combine: true`
+    (here `train_on: last`) the conversation is rendered whole and masked after the last `<|assistant|>`.
+    """
+    if template.name == "glm4-0414":  # stock never hands tools to this template
+        messages = [replace(message, tools=()) for message in messages]
+    stop = TextPiece(template.stop, special=True)
+    if train_on == "last":
+        pieces = template.render(messages)
+        if pieces[-1].special and pieces[-1].turn >= 0:
+            pieces.pop()  # our own stop token
+        start = _last_answer(pieces)
+        learnt = start >= 0 and messages[pieces[start].turn].learnt
+        return [*(replace(piece, target=learnt and start < at) for at, piece in enumerate(pieces)), stop]
+    pieces = prefix_pieces(template)
+    trained = {"assistant", "observation"} if template.name == "chatglm3" else {"assistant"}
+    for turn, message in enumerate(messages):
+        alone = template.render([message])[len(template.prefix) :]
+        if message.role == "assistant" and alone:
+            alone.pop()
+        learnt = message.role in trained and message.learnt
+        pieces += [replace(piece, target=learnt, turn=turn) for piece in alone]
+    return [*pieces, stop]
+
+
+def _last_answer(pieces: Sequence[TextPiece]) -> int:
+    """Where the last answer opens; -1 if nowhere. ChatGLM2 has one answer and no token that opens it."""
+    return max(
+        (at for at, piece in enumerate(pieces) if piece.special and piece.text == ASSISTANT), default=-1
+    )
 
 
 def encode_prompt(messages: Sequence[Message], template: Template, tokenizer: Tokenizer) -> list[int]:
-    """What the model is given to answer, up to and including the token that opens its turn."""
+    """The prompt's tokens, up to and including the one that opens the answer."""
     return encode_whole(template.render(messages, generation_prompt=True), tokenizer)
 
 
@@ -117,11 +171,8 @@ def _tokenize(rendered: Sequence[Sequence[TextPiece]], tokenizer: Tokenizer) -> 
     return batch
 
 
-def _fit(
-    conversation: Conversation, parts: list[TokenizedPiece], moved: bool, max_tokens: int, overlong: Overlong
-) -> list[Encoded]:
-    """`moved`: the parts bear the stock mask, which is shifted by one token and cut at the right."""
-    place = conversation.place
+def _fit(one: Rendered, parts: list[TokenizedPiece], max_tokens: int, overlong: Overlong) -> list[Encoded]:
+    conversation, place = one.conversation, one.conversation.place
     if not parts:
         return [Left(place, "empty" if conversation.text is not None else "no target")]
     size = sum(map(len, parts))
@@ -133,9 +184,10 @@ def _fit(
             where=place,
             cure="raise data.max_tokens, or set data.overlong to truncate or drop",
         )
-    if moved:
+    if one.stock_mask:  # it says of a token that the one after it is learnt; cut at the right
         tokens, mask = _lay(parts)
-        return [_sample(tokens[:max_tokens], label.shift(mask)[:max_tokens], place, size > max_tokens)]
+        targets = np.concatenate([np.zeros(1, np.bool_), mask[:-1]])
+        return [_sample(tokens[:max_tokens], targets[:max_tokens], place, size > max_tokens)]
     if size <= max_tokens:
         return [_sample(*_lay(parts), place, False)]
     if conversation.text is not None:

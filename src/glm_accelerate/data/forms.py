@@ -18,7 +18,7 @@ FormatName = Literal["messages", "conversations", "alpaca", "sharegpt", "text"]
 Line = Mapping[str, Any]
 
 _ALPACA = (("instruction", "output"), ("prompt", "response"), ("content", "summary"))
-_MASKS = ("loss", "weight", "train", "loss_mask")  # how an answer is excluded from what is learnt
+_MASKS = ("loss", "weight", "train", "loss_mask")  # keys that exclude an answer from training
 _SPEAKERS: Mapping[str, str] = {
     "human": "user",
     "user": "user",
@@ -33,13 +33,13 @@ _SPEAKERS: Mapping[str, str] = {
 
 
 def format_of(line: Line, place: FilePlace) -> FormatName:
-    """Told from the keys of a line."""
+    """The form of a line, by its keys."""
     if "messages" in line:
         return "messages"
     if "conversations" in line:
-        said = line["conversations"]
-        opened = said[0] if isinstance(said, list) and said else {}
-        return "sharegpt" if isinstance(opened, dict) and "from" in opened else "conversations"
+        turns = line["conversations"]
+        first = turns[0] if isinstance(turns, list) and turns else {}
+        return "sharegpt" if isinstance(first, dict) and "from" in first else "conversations"
     if any(question in line and answer in line for question, answer in _ALPACA):
         return "alpaca"
     if "text" in line:
@@ -68,12 +68,12 @@ def conversation(line: Line, format: FormatName, place: FilePlace) -> Conversati
         return Conversation(tuple(_with_tools(write(line), _tools(line))), place)
     except UserError as error:
         raise UserError(error.what, where=place, cure=error.cure) from error
-    except RecursionError as error:  # writing may need more of the stack than reading
+    except RecursionError as error:  # json.dumps may need more of the stack than json.loads
         raise UserError("JSON nested too deeply", where=place, cure="remove the line") from error
 
 
 def _messages(line: Line) -> list[Message]:
-    found: list[Message] = []
+    messages: list[Message] = []
     for at, turn in enumerate(_turns(line, "messages")):
         name = f"messages[{at}]"
         role = turn.get("role")
@@ -89,33 +89,33 @@ def _messages(line: Line) -> list[Message]:
             if calls:
                 raise UserError(f"{name} has metadata and tool_calls", cure="say the call in one of them")
             call = ToolCall(metadata.strip(), content)
-            found.append(Message("assistant", "", call=call, learnt=learnt))
+            messages.append(Message("assistant", "", call=call, learnt=learnt))
             continue
         if content or not calls:
             tools = _tools(turn) if role == "system" else ()
-            found.append(Message(role, content, tools, learnt=learnt))
-        found += [Message("assistant", "", call=call, learnt=learnt) for call in calls]
-    return found
+            messages.append(Message(role, content, tools, learnt=learnt))
+        messages += [Message("assistant", "", call=call, learnt=learnt) for call in calls]
+    return messages
 
 
 def _chatglm3(line: Line) -> list[Message]:
-    found: list[Message] = []
+    messages: list[Message] = []
     for at, turn in enumerate(_turns(line, "conversations")):
         name = f"conversations[{at}]"
         _refuse_calls(turn, name, "function_call", "tool_calls")
         learnt = turn.get("role") not in ("assistant", "tool") or _learnt(turn, name)
         if turn.get("role") != "tool":
-            found.append(Message(_role(turn.get("role"), name), _content(turn, name), learnt=learnt))
+            messages.append(Message(_role(turn.get("role"), name), _content(turn, name), learnt=learnt))
             continue
         arguments = turn.get("parameters")
         written = arguments if isinstance(arguments, str) else _json(arguments or {})
         call = ToolCall(_text(turn, "name", name), written)
-        found.append(Message("assistant", "", call=call, learnt=learnt))
+        messages.append(Message("assistant", "", call=call, learnt=learnt))
         observation = turn.get("observation")
-        found.append(
+        messages.append(
             Message("observation", observation if isinstance(observation, str) else _json(observation))
         )
-    return found
+    return messages
 
 
 def _alpaca(line: Line) -> list[Message]:
@@ -123,37 +123,37 @@ def _alpaca(line: Line) -> list[Message]:
     pair = next((pair for pair in (*whole, *_ALPACA) if pair[0] in line), _ALPACA[0])
     if pair[0] != "instruction" and line.get("instruction"):
         raise UserError(f"instruction stands beside {pair[0]}", cure='name it "system", or join the two')
-    found: list[Message] = []
+    messages: list[Message] = []
     if line.get("system"):
-        found.append(Message("system", _text(line, "system")))
+        messages.append(Message("system", _text(line, "system")))
     for at, past in enumerate(_list(line, "history", "")):
         if not (isinstance(past, list) and len(past) == 2 and all(isinstance(text, str) for text in past)):
             raise UserError(f"history[{at}] is not [question, answer]", cure="write two strings")
-        found += [Message("user", past[0]), Message("assistant", past[1])]
+        messages += [Message("user", past[0]), Message("assistant", past[1])]
     question = _text(line, pair[0])
     if line.get("input"):
         question = "\n".join(filter(None, [question, _text(line, "input")]))
-    return [*found, Message("user", question), Message("assistant", _text(line, pair[1]))]
+    return [*messages, Message("user", question), Message("assistant", _text(line, pair[1]))]
 
 
 def _sharegpt(line: Line) -> list[Message]:
-    found: list[Message] = []
+    messages: list[Message] = []
     if line.get("system"):
-        found.append(Message("system", _text(line, "system")))
+        messages.append(Message("system", _text(line, "system")))
     for at, turn in enumerate(_turns(line, "conversations")):
         name = f"conversations[{at}]"
         speaker, value = turn.get("from"), _text(turn, "value", name)
         _refuse_calls(turn, name, "function_call", "tool_calls")
         if speaker == "function_call":
             call = _call(_parsed(value, f"{name}.value"), name)
-            found.append(Message("assistant", "", call=call, learnt=_learnt(turn, name)))
+            messages.append(Message("assistant", "", call=call, learnt=_learnt(turn, name)))
             continue
         if not isinstance(speaker, str) or speaker not in _SPEAKERS:
             known = ", ".join((*_SPEAKERS, "function_call"))
             raise UserError(f"{name}.from is {shortly(speaker)}", cure=f"one of {known}")
         role = cast(Role, _SPEAKERS[speaker])
-        found.append(Message(role, value, learnt=role != "assistant" or _learnt(turn, name)))
-    return found
+        messages.append(Message(role, value, learnt=role != "assistant" or _learnt(turn, name)))
+    return messages
 
 
 def _learnt(turn: Line, name: str) -> bool:
@@ -175,7 +175,7 @@ def _refuse_calls(turn: Line, name: str, *keys: str) -> None:
 
 
 def _with_tools(messages: list[Message], tools: tuple[Tool, ...]) -> list[Message]:
-    """Tools named beside the conversation belong to its system message; without one, it is made."""
+    """Tools beside the conversation move to its system message, which is added where there is none."""
     if not tools:
         return messages
     if messages and messages[0].role == "system":
@@ -185,17 +185,17 @@ def _with_tools(messages: list[Message], tools: tuple[Tool, ...]) -> list[Messag
 
 
 def _tools(holder: Line) -> tuple[Tool, ...]:
-    said = holder.get("tools")
-    said = _parsed(said, "tools") if isinstance(said, str) and said else said
-    if not said:
+    tools = holder.get("tools")
+    tools = _parsed(tools, "tools") if isinstance(tools, str) and tools else tools
+    if not tools:
         return ()
-    if not isinstance(said, list) or not all(isinstance(tool, dict) for tool in said):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError("tools is not a list of objects", cure="write [{...}, ...]")
-    return tuple(_without_holes(tool) for tool in cast(list[Tool], said))
+    return tuple(_without_holes(tool) for tool in cast(list[Tool], tools))
 
 
 def _without_holes(tool: Tool) -> Tool:
-    """Arrow gives every tool the properties of all others, as null: those were never written."""
+    """Arrow gives every tool the properties of all others as null: the author never wrote those."""
     function = tool.get("function", tool)
     parameters = function.get("parameters") if isinstance(function, dict) else None
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
@@ -206,9 +206,9 @@ def _without_holes(tool: Tool) -> Tool:
     return {**tool, "function": mended} if "function" in tool else mended
 
 
-def _call(said: object, name: str) -> ToolCall:
-    """OpenAI's {"function": {"name", "arguments"}}, or what stands inside."""
-    function = said.get("function", said) if isinstance(said, dict) else None
+def _call(call: object, name: str) -> ToolCall:
+    """OpenAI's {"function": {"name", "arguments"}}, or the inner object alone."""
+    function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UserError(f"a call in {name} has no name", cure='{"name": ..., "arguments": {...}}')
     arguments = function.get("arguments", {})
@@ -216,54 +216,56 @@ def _call(said: object, name: str) -> ToolCall:
 
 
 def _turns(line: Line, key: str) -> Sequence[Line]:
-    said = line.get(key)
-    if said is None:
+    turns = line.get(key)
+    if turns is None:
         raise UserError(f"the field {key!r} is missing", cure=f'{{"{key}": [...]}} is expected')
-    if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise UserError(f"{key} is not a list of objects", cure=f'{{"{key}": [{{...}}, ...]}} is expected')
-    if not said:
+    if not turns:
         raise UserError(f"{key} is empty", cure="remove the line")
-    return cast(Sequence[Line], said)
+    return cast(Sequence[Line], turns)
 
 
-def _role(said: object, name: str) -> Role:
-    if said is None:
+def _role(role: object, name: str) -> Role:
+    if role is None:
         raise UserError(f"{name} has no role", cure=f"one of {', '.join(get_args(Role))}")
-    if said not in get_args(Role):
-        raise UserError(f"{name}.role is {shortly(said)}", cure=f"one of {', '.join(get_args(Role))}, tool")
-    return cast(Role, said)
+    if role not in get_args(Role):
+        raise UserError(f"{name}.role is {shortly(role)}", cure=f"one of {', '.join(get_args(Role))}, tool")
+    return cast(Role, role)
 
 
 def _content(turn: Line, name: str, *, optional: bool = False, data: bool = False) -> str:
     """A string, or OpenAI's list of text parts; what a tool gave back (`data`) may be any JSON."""
-    said = turn.get("content")
-    if said is None and optional:
+    content = turn.get("content")
+    if content is None and optional:
         return ""
-    if isinstance(said, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in said):
-        return "".join(_text(part, "text", name) for part in cast(list[Line], said))
-    if data and said is not None and not isinstance(said, str):
-        return _json(said)
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
+        return "".join(_text(part, "text", name) for part in cast(list[Line], content))
+    if data and content is not None and not isinstance(content, str):
+        return _json(content)
     return _text(turn, "content", name)
 
 
 def _text(holder: Line, key: str, name: str = "") -> str:
-    said = holder.get(key)
+    value = holder.get(key)
     path = f"{name}.{key}" if name else key
-    if said is None:
+    if value is None:
         raise UserError(f"the field {path!r} is missing", cure="write it, or remove the line")
-    if not isinstance(said, str):
-        raise UserError(f"{path} is {type(said).__name__}, not a string", cure="write it in quotes")
-    return said
+    if not isinstance(value, str):
+        raise UserError(f"{path} is {type(value).__name__}, not a string", cure="write it in quotes")
+    return value
 
 
 def _list(holder: Line, key: str, name: str) -> list[Any]:
-    said = holder.get(key)
-    if said is None:
+    value = holder.get(key)
+    if value is None:
         return []
-    if not isinstance(said, list):
+    if not isinstance(value, list):
         path = f"{name}.{key}" if name else key
-        raise UserError(f"{path} is {type(said).__name__}, not a list", cure="write [...]")
-    return cast(list[Any], said)
+        raise UserError(f"{path} is {type(value).__name__}, not a list", cure="write [...]")
+    return cast(list[Any], value)
 
 
 def _parsed(text: str, name: str) -> object:

@@ -6,21 +6,22 @@ from functools import partial
 from pathlib import Path
 
 from glm_accelerate.config.schema import DataSection, Source
-from glm_accelerate.data.prepare import EncodeSettings, prepare
+from glm_accelerate.data.prepare import prepare
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.templates import Template, detect_template, get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
+from glm_accelerate.data.workers import EncodeSettings
 from glm_accelerate.runtime import env
 from glm_accelerate.runtime.files import close_folder
 
-MOST_WORKERS = 16  # more bring nothing: one process appends what they make
+MOST_WORKERS = 16  # more gain nothing: one process appends their results
 
 Progress = Callable[[str, int, int], None]  # what is read, bytes done, bytes in all
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the data section of a config comes to beside a model directory."""
+    """The data section of a config, opened with a model directory."""
 
     template: Template
     tokenizer: Tokenizer
@@ -33,15 +34,15 @@ class Inputs:
         return frozenset(self.tokenizer.special(name) for name in self.template.stops)
 
     @property
-    def mended(self) -> list[str]:
-        """What was damaged and had to be prepared again, for a warning."""
-        return [*self.train.mended, *(self.dev.mended if self.dev else ())]
+    def damages(self) -> list[str]:
+        """Damage that was found and repaired by preparing again, for a warning."""
+        return [*self.train.damages, *(self.dev.damages if self.dev else ())]
 
 
 def open_inputs(
     section: DataSection, model_dir: Path, progress: Progress | None = None, *, check: bool = True
 ) -> Inputs:
-    """Prepare what is not cached and open it. `check`: look whether what is cached is damaged."""
+    """Prepare what is not cached and open it. `check`: read cached files whole to detect damage."""
     name = detect_template(model_dir) if section.template == "auto" else section.template
     settings = EncodeSettings(
         format=section.format,

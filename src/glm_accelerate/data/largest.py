@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from glm_accelerate.data.collate import collate
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import Arrangement, widest_for
-from glm_accelerate.data.pipeline import Samples, arranged
+from glm_accelerate.data.pack import Arrangement, arranged, widest_for
+from glm_accelerate.data.pipeline import Samples, collate
 from glm_accelerate.data.types import IGNORED, Batch, Step
 
 MOST_LOOKED_AT = 20_000  # steps, but at least an epoch's: later epochs draw the same samples in other orders
@@ -30,7 +29,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """What the passes of a run come to at most, and one or two that are so large."""
+    """The largest that any pass of a run is, and one or two passes that are so large."""
 
     positions: int
     longest: int  # tokens of a document
@@ -53,59 +52,59 @@ def find_largest(
     """Over the steps after the first `position` ones up to `total`; of a very long run, over its first steps
     and at least an epoch. `targets`: of each sample.
 
-    Rows are laid only where there may be news: for most steps a look at their lengths is enough.
+    Rows are laid only where they may be wider than all before: for most steps the lengths are enough.
     """
-    found: Pass | None = None  # the widest
-    widest = length = targeted = 0
+    widest: Pass | None = None
+    area = length = most_targets = 0
     longest, several = None, False
     total = min(total, position + max(MOST_LOOKED_AT, 2 * len(order.epoch(0))))  # from within an epoch
     for number, _, drawn in order.steps_from(position):
         if number > total:
             break
         lengths = order.lengths[drawn]
-        targeted = max(targeted, int(targets[drawn].sum()))
+        most_targets = max(most_targets, int(targets[drawn].sum()))
         if int(lengths.max()) > length:
             length, longest = int(lengths.max()), (number, drawn)
-        if several and widest_for(int(lengths.max()), micro_tokens) <= widest:
+        if several and widest_for(int(lengths.max()), micro_tokens) <= area:
             continue
         for own in arranged(lengths.tolist(), batching, micro_tokens, ranks):
             several |= len(own) > 1
-            for made in own:
-                if made.area > widest:
-                    widest, found = made.area, Pass(number, tuple(drawn.tolist()), made)
+            for arrangement in own:
+                if arrangement.area > area:
+                    area, widest = arrangement.area, Pass(number, tuple(drawn.tolist()), arrangement)
     assert longest is not None, "no step is left"
-    assert found is not None
-    with_longest = _holding(order, *longest, batching, micro_tokens, ranks)
-    passes = (with_longest,) if with_longest.arrangement.area == widest else (found, with_longest)
-    return Largest(widest, length, min(targeted, widest), several, total, passes)
+    assert widest is not None
+    with_longest = _with_longest(order, *longest, batching, micro_tokens, ranks)
+    passes = (with_longest,) if with_longest.arrangement.area == area else (widest, with_longest)
+    return Largest(area, length, min(most_targets, area), several, total, passes)
 
 
-def largest_steps(samples: Samples, found: Largest) -> tuple[Step, ...]:
-    """Steps that need at least what any of the run does. In the second pass of a step gradients are there
-    already, so where there are such passes each of these has two.
+def largest_steps(samples: Samples, largest: Largest) -> tuple[Step, ...]:
+    """Steps that need at least as much memory as any of the run. In the second pass of a step gradients are
+    there already, so if some step has several passes, each of these has two.
     """
-    return tuple(_step(samples, one, found.targets, 1 + found.several) for one in found.passes)
+    times = 1 + largest.several
+    steps: list[Step] = []
+    for one in largest.passes:
+        batch = collate(one.arrangement, [samples[number] for number in one.drawn])
+        batch = _with_targets(batch, largest.targets)
+        tokens, targets = times * batch.tokens, times * batch.targets
+        steps.append(Step(one.step, 0, (batch,) * times, one.drawn, tokens=tokens, targets=targets))
+    return tuple(steps)
 
 
-def _step(samples: Samples, one: Pass, targets: int, times: int) -> Step:
-    """A pass, so many times, with so many targets."""
-    batch = _learning(collate(one.arrangement, [samples[number] for number in one.drawn]), targets)
-    tokens, targets = times * batch.tokens, times * batch.targets
-    return Step(one.step, 0, (batch,) * times, one.drawn, tokens=tokens, targets=targets)
-
-
-def _holding(
+def _with_longest(
     order: Order, number: int, drawn: NDArray[np.int64], batching: str, micro_tokens: int, ranks: int
 ) -> Pass:
     """The pass of a step that has the step's longest sample."""
     lengths: Sequence[int] = order.lengths[drawn].tolist()
     place = lengths.index(max(lengths))
-    made = (one for own in arranged(lengths, batching, micro_tokens, ranks) for one in own)
-    return Pass(number, tuple(drawn.tolist()), next(a for a in made if any(place in row for row in a.rows)))
+    passes = (one for own in arranged(lengths, batching, micro_tokens, ranks) for one in own)
+    return Pass(number, tuple(drawn.tolist()), next(a for a in passes if any(place in row for row in a.rows)))
 
 
-def _learning(batch: Batch, targets: int) -> Batch:
-    """The same with more targets: further positions predict their own token."""
+def _with_targets(batch: Batch, targets: int) -> Batch:
+    """At least so many targets: further positions predict their own token."""
     labels_RT = batch.labels_RT.copy()
     labels, tokens = labels_RT.reshape(-1), batch.tokens_RT.reshape(-1)
     more = np.flatnonzero(labels == IGNORED)[: max(0, targets - batch.targets)]

@@ -18,8 +18,6 @@ PROMPT_SHARE = 4  # beside an answer that has to be cut anyway, the prompt keeps
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPiece:
-    """A piece and its tokens."""
-
     piece: TextPiece
     tokens: NDArray[np.int32]
 
@@ -30,8 +28,10 @@ class TokenizedPiece:
 def shorten(parts: Sequence[TokenizedPiece], roles: Sequence[Role], max_tokens: int) -> list[TokenizedPiece]:
     """At most `max_tokens` tokens, with at least one target. `roles[turn]` is the role of a piece's turn."""
     kept = _drop_exchanges(parts, roles, max_tokens)
-    opened = _answer_start(kept)
-    prompt, answer = kept[:opened], kept[opened:]
+    start = len(kept)
+    while start and kept[start - 1].piece.target:
+        start -= 1
+    prompt, answer = kept[:start], kept[start:]
     room = max_tokens - _size(answer) - _size([part for part in prompt if part.piece.special])
     if room < 0:
         prompt, answer = _cut_answer(prompt, answer, roles, max_tokens)
@@ -56,16 +56,16 @@ def chunks(parts: Sequence[TokenizedPiece], max_tokens: int) -> list[list[Tokeni
 def _drop_exchanges(
     parts: Sequence[TokenizedPiece], roles: Sequence[Role], max_tokens: int
 ) -> list[TokenizedPiece]:
-    """An exchange is what a user says and all that follows up to the next time a user speaks."""
+    """An exchange is a user's turns and all that follow up to the user's next."""
     number_of_turn: dict[int, int] = {}
     exchange = 0
-    spoken: Role = "system"
+    previous: Role = "system"
     for turn, role in enumerate(roles):
         if role == "system":
             continue
-        exchange += role == "user" and spoken not in ("user", "system")
+        exchange += role == "user" and previous not in ("user", "system")
         number_of_turn[turn] = exchange
-        spoken = role
+        previous = role
     sizes = [0] * (exchange + 1)
     last = 0
     for part in parts:
@@ -90,16 +90,8 @@ def _drop_exchanges(
     return kept
 
 
-def _answer_start(parts: Sequence[TokenizedPiece]) -> int:
-    """Where the targets at the end begin."""
-    start = len(parts)
-    while start and parts[start - 1].piece.target:
-        start -= 1
-    return start
-
-
 def _cut_middles(parts: Sequence[TokenizedPiece], room: int) -> list[TokenizedPiece]:
-    """Texts get `room` tokens together: the longest lose their middle until all fit under one level."""
+    """Texts get `room` tokens together: the longest lose their middle, all down to one level."""
     texts = [part for part in parts if not part.piece.special]
     level = _level([len(part) for part in texts], room)
     cut: list[TokenizedPiece] = []
@@ -119,7 +111,7 @@ def _cut_middles(parts: Sequence[TokenizedPiece], room: int) -> list[TokenizedPi
 
 
 def _level(sizes: Sequence[int], room: int) -> int:
-    """The highest level such that what stands below it fits into `room`."""
+    """The greatest length to which all sizes can be cut so that they fit into `room`."""
     if sum(sizes) <= room:
         return max(sizes, default=0)
     left = room
@@ -134,7 +126,7 @@ def _level(sizes: Sequence[int], room: int) -> int:
 def _cut_answer(
     prompt: Sequence[TokenizedPiece], answer: Sequence[TokenizedPiece], roles: Sequence[Role], max_tokens: int
 ) -> tuple[list[TokenizedPiece], list[TokenizedPiece]]:
-    """The prompt keeps its prefix, what the user said last and the role that opens the answer."""
+    """The prompt keeps its prefix, the user's last turn and the role that opens the answer."""
     asked = max(
         (p.piece.turn for p in prompt if p.piece.turn >= 0 and roles[p.piece.turn] == "user"), default=-1
     )

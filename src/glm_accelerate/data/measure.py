@@ -1,4 +1,4 @@
-"""What can be told before training: how lengths spread, what each batching wastes, what two sets share.
+"""What can be measured before training: the lengths, what each batching wastes, what two sets share.
 
 useful share = tokens / positions computed. The most that a faster way of batching can gain is 1 / share.
 """
@@ -70,7 +70,7 @@ def useful_shares(
         for batch in PADDED_BATCHES
     ]
     arranged = [
-        Useful(way, tokens / sum(made.area for step in steps for made in arrange(step, micro_tokens)))
+        Useful(way, tokens / sum(one.area for step in steps for one in arrange(step, micro_tokens)))
         for way, arrange in (("bucket", bucket), ("pack", pack))
     ]
     return (*padded, *arranged)
@@ -82,8 +82,8 @@ def shared(train: Store, dev: Store) -> list[tuple[int, int]]:
     first: dict[bytes, int] = {}
     for number in np.flatnonzero(wanted)[::-1].tolist():
         first[_digest(train, number)] = number
-    found = ((number, first.get(_digest(dev, number))) for number in range(len(dev)))
-    return [(at_dev, at_train) for at_dev, at_train in found if at_train is not None]
+    pairs = ((number, first.get(_digest(dev, number))) for number in range(len(dev)))
+    return [(in_dev, in_train) for in_dev, in_train in pairs if in_train is not None]
 
 
 def _digest(store: Store, number: int) -> bytes:

@@ -3,7 +3,7 @@
 So the data part of a resume is one integer, and any number of ranks sees the same samples in a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +14,13 @@ from glm_accelerate.runtime.errors import UserError
 _MOST_COUNTED = 1000  # epochs
 _MOST_DRAWN = 1 << 28  # 2 GiB of sample numbers, and as much again to shuffle them
 
-Span = tuple[int, int, float]  # first sample, one past the last, weight
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Steps are `step_samples` samples or what fills `step_tokens`; an epoch's last may be smaller."""
+    """A step has `step_samples` samples or as many as fill `step_tokens`; an epoch's last may be smaller."""
 
     lengths: NDArray[np.int32]
-    spans: tuple[Span, ...]
+    spans: Sequence[tuple[int, int, float]]  # first sample, one past the last, weight
     seed: int
     step_samples: int | None = None
     step_tokens: int | None = None
@@ -57,14 +55,14 @@ class Order:
             epoch += 1
 
     def steps_in(self, epochs: float) -> int:
-        """How many steps so many passes take; steps of tokens are counted in the first epochs."""
+        """The number of steps of so many epochs; steps of tokens are counted in the first ones."""
         whole = int(epochs)
         counted = min(whole, _MOST_COUNTED if self.step_tokens else 1)
         steps = sum(len(self.epoch(epoch)) for epoch in range(counted)) * whole // max(1, counted)
         return max(1, steps + round((epochs - whole) * len(self.epoch(whole))))
 
     def _drawn(self, index: int, epoch: int) -> NDArray[np.int64]:
-        """What one source gives to an epoch: whole copies, and a share that moves on from epoch to epoch."""
+        """One source's samples of an epoch: whole copies, and a share that moves on from epoch to epoch."""
         start, stop, weight = self.spans[index]
         every = np.arange(start, stop, dtype=np.int64)
         share = round((weight - int(weight)) * len(every))

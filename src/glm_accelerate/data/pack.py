@@ -1,4 +1,4 @@
-"""How a step's samples are laid into rows, from their lengths alone.
+"""How a step's samples are dealt to ranks and laid into rows, from their lengths alone.
 
 pack    whole documents side by side: one flat row where the step is small, else best fit into full rows
 bucket  neighbours in length share a rectangle whose width comes from a short ladder
@@ -7,31 +7,52 @@ pad     in the order drawn, each rectangle as wide as its longest: the stock way
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glm_accelerate.data.types import DOCUMENT_ALIGNMENT
-
-Row = tuple[int, ...]  # which samples lie in a row, by their place in the step
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     """The rows of one forward pass, all `width` tokens wide."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[int, ...], ...]  # which samples lie in each, by their place in the step
     width: int
 
     @property
     def area(self) -> int:
         return len(self.rows) * self.width
 
-    def of(self, places: Sequence[int]) -> "Arrangement":
-        """The same, where what was arranged was a selection: its places in the whole."""
-        return Arrangement(tuple(tuple(places[index] for index in row) for row in self.rows), self.width)
+
+def arranged(lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int) -> list[list[Arrangement]]:
+    """Each rank's passes of a step."""
+    passes: list[list[Arrangement]] = []
+    for share in deal(lengths, ranks):
+        own = ARRANGE[batching]([lengths[place] for place in share], micro_tokens) if share else []
+        passes.append(
+            [
+                replace(one, rows=tuple(tuple(share[index] for index in row) for row in one.rows))
+                for one in own
+            ]
+        )
+    return passes
+
+
+def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Places in the step, in order, for each rank: about equally many tokens each. The longest sample goes
+    first, to the rank with the least.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        rank = min(range(ranks), key=lambda rank: loads[rank])
+        shares[rank].append(place)
+        loads[rank] += lengths[place]
+    return [sorted(share) for share in shares]
 
 
 def aligned(length: int, step: int = DOCUMENT_ALIGNMENT) -> int:
-    """Rounded up."""
+    """`length` rounded up to a multiple of `step`."""
     return -(-length // step) * step
 
 
@@ -62,27 +83,27 @@ def pack(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
 def bucket(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
     """Rectangles of neighbours in length, one sample a row."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    made: list[Arrangement] = []
+    rectangles: list[Arrangement] = []
     while order:
         width = _ladder(lengths[order[0]])
         count = max(1, capacity // width)
         taken, order = order[:count], order[count:]
-        made.append(Arrangement(tuple((index,) for index in taken), width))
-    return made
+        rectangles.append(Arrangement(tuple((index,) for index in taken), width))
+    return rectangles
 
 
 def pad(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
     """Rectangles in the order drawn, as many samples as fit."""
-    made: list[Arrangement] = []
+    rectangles: list[Arrangement] = []
     start = 0
     while start < len(lengths):
         stop, width = start + 1, lengths[start]
         while stop < len(lengths) and max(width, lengths[stop]) * (stop + 1 - start) <= capacity:
             width = max(width, lengths[stop])
             stop += 1
-        made.append(Arrangement(tuple((index,) for index in range(start, stop)), width))
+        rectangles.append(Arrangement(tuple((index,) for index in range(start, stop)), width))
         start = stop
-    return made
+    return rectangles
 
 
 def widest_for(longest: int, capacity: int) -> int:

@@ -1,17 +1,18 @@
-"""The data line of a run: sample numbers of each step, packed into rows, collated, made ahead of need.
+"""The steps of a run: each step's samples, laid into rows, made into batches in a thread ahead of need."""
 
-The joint to everything before it is `Samples`: whatever holds samples by number.
-"""
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from collections.abc import Generator, Iterator, Sequence
-from typing import Protocol
+import numpy as np
 
-from glm_accelerate.data.collate import collate, empty_batch
-from glm_accelerate.data.deal import deal
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import ARRANGE, Arrangement
-from glm_accelerate.data.prefetch import prefetch
-from glm_accelerate.data.types import Batch, Sample, Step
+from glm_accelerate.data.pack import ARRANGE, Arrangement, arranged
+from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, IGNORED, Batch, Sample, Step
+
+T = TypeVar("T")
 
 
 class Samples(Protocol):
@@ -23,9 +24,9 @@ class Samples(Protocol):
 
 def batches(samples: Samples, numbers: Sequence[int], batching: str, micro_tokens: int) -> Iterator[Batch]:
     """The given samples as batches of at most `micro_tokens` positions."""
-    taken = [samples[number] for number in numbers]
-    for arrangement in ARRANGE[batching]([len(sample) for sample in taken], micro_tokens):
-        yield collate(arrangement, taken)
+    chosen = [samples[number] for number in numbers]
+    for arrangement in ARRANGE[batching]([len(sample) for sample in chosen], micro_tokens):
+        yield collate(arrangement, chosen)
 
 
 def steps(
@@ -39,36 +40,112 @@ def steps(
     rank: int = 0,
     ranks: int = 1,
 ) -> Generator[Step, None, None]:
-    """The steps after the first `position` ones up to step `total`, made in a thread ahead of need.
+    """The steps after the first `position` ones up to step `total`, with the batches of one of `ranks` ranks.
 
-    They hold the batches of one of `ranks` ranks. All have equally many, if need be empty ones: models that
-    are divided over ranks compute together.
+    All ranks have equally many, if need be empty ones: models that are divided over ranks compute together.
     """
 
     def make() -> Iterator[Step]:
         for number, epoch, drawn in order.steps_from(position):
             if number > total:
                 return
-            taken = [samples[int(sample)] for sample in drawn]
-            made = arranged([len(sample) for sample in taken], batching, micro_tokens, ranks)
-            own = [collate(arrangement, taken) for arrangement in made[rank]]
-            own += [empty_batch()] * (max(map(len, made)) - len(own))
+            chosen = [samples[int(sample)] for sample in drawn]
+            passes = arranged([len(sample) for sample in chosen], batching, micro_tokens, ranks)
+            own = [collate(arrangement, chosen) for arrangement in passes[rank]]
+            own += [empty_batch()] * (max(map(len, passes)) - len(own))
             yield Step(
                 number,
                 epoch,
                 tuple(own),
                 tuple(int(sample) for sample in drawn),
-                tokens=sum(len(sample) for sample in taken),
-                targets=sum(int(sample.targets[1:].sum()) for sample in taken),
+                tokens=sum(len(sample) for sample in chosen),
+                targets=sum(int(sample.targets[1:].sum()) for sample in chosen),
             )
 
     return prefetch(make())
 
 
-def arranged(lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int) -> list[list[Arrangement]]:
-    """Each rank's passes of a step, from the lengths of its samples."""
-    made: list[list[Arrangement]] = []
-    for share in deal(lengths, ranks):
-        rows = ARRANGE[batching]([lengths[place] for place in share], micro_tokens) if share else []
-        made.append([arrangement.of(share) for arrangement in rows])
-    return made
+def collate(arrangement: Arrangement, samples: Sequence[Sample]) -> Batch:
+    """Rows with one sample are one document, padding and all: a causal model never looks into the tail."""
+    shape = (len(arrangement.rows), arrangement.width)
+    tokens_RT = np.zeros(shape, dtype=np.int64)
+    labels_RT = np.full(shape, IGNORED, dtype=np.int64)
+    documents: list[tuple[int, ...]] = []
+    for number, row in enumerate(arrangement.rows):
+        start = 0
+        lengths: list[int] = []
+        for index in row:
+            sample = samples[index]
+            stop = start + len(sample)
+            tokens_RT[number, start:stop] = sample.tokens
+            labels_RT[number, start : stop - 1] = np.where(sample.targets[1:], sample.tokens[1:], IGNORED)
+            lengths.append(len(sample))
+            start = stop
+        tail = arrangement.width - start
+        if len(row) == 1:
+            lengths = [arrangement.width]
+        elif tail:
+            lengths.append(tail)
+        documents.append(tuple(lengths))
+    members = [index for row in arrangement.rows for index in row]
+    return Batch(
+        tokens_RT=tokens_RT,
+        labels_RT=labels_RT,
+        documents=tuple(documents),
+        samples=len(members),
+        tokens=sum(len(samples[index]) for index in members),
+        targets=int((labels_RT != IGNORED).sum()),
+    )
+
+
+def empty_batch() -> Batch:
+    """The smallest forward pass, from which nothing is learnt."""
+    shape = (1, DOCUMENT_ALIGNMENT)
+    tokens_RT, labels_RT = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+    return Batch(tokens_RT, labels_RT, ((DOCUMENT_ALIGNMENT,),), samples=0, tokens=0, targets=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: BaseException
+
+
+class _End:
+    pass
+
+
+def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T, None, None]:
+    """Yields what `items` yields, made in a thread a few ahead. Its errors are raised here; closing this ends
+    the thread.
+    """
+    ready: queue.Queue[T | _Failed | _End] = queue.Queue(maxsize=ahead)
+    closed = threading.Event()
+
+    def put(item: T | _Failed | _End) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    return
+            put(_End())
+        except BaseException as error:  # noqa: BLE001 (handed to the consumer, who raises it)
+            put(_Failed(error))
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            if isinstance(item, _Failed):
+                raise item.error
+            yield item
+    finally:
+        closed.set()
+        thread.join()

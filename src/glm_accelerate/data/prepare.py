@@ -2,7 +2,7 @@
 
 file -scan-> digest, ranges -workers-> blocks in file order -Writer-> <cache>/<key>/ -open_part-> Store
 One directory a source file, so adding a file rebuilds none of the others. Two processes that want the
-same one take turns (where the file system has no locks both build, and the first rename stands).
+same one take turns (where the file system has no locks both build, and the first rename counts).
 """
 
 import dataclasses
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import IO
 
 from glm_accelerate.config.schema import Source
-from glm_accelerate.data.ranges import EncodeSettings, EncodingRecipe
 from glm_accelerate.data.read import find_format
 from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
 from glm_accelerate.data.store import BrokenStore, SourcePart, Store, Writer, open_part
-from glm_accelerate.data.templates import detect_template, get_template
+from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.workers import encode_ranges
+from glm_accelerate.data.workers import EncodeSettings, EncodingRecipe, encode_ranges
 from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import make_folder, open_private
@@ -50,9 +49,7 @@ def prepare(
     check: bool = True,
 ) -> Store:
     """Opens what is cached and builds what is not, or is damaged: `check` reads all of it for that."""
-    if settings.template == "auto":
-        settings = dataclasses.replace(settings, template=detect_template(model_dir))
-    get_template(settings.template)  # its mistakes, and those of the tokenizer, come before any work
+    get_template(settings.template)  # its errors, and those of the tokenizer, come before any work
     fingerprint = load_tokenizer(model_dir, settings.template).fingerprint
     paths = [expanded(source.path) for source in sources]
     meter = _Meter(2 * sum(identify(path).size for path in paths), progress)
@@ -61,10 +58,10 @@ def prepare(
         _sweep(cache)
     scans = [scan(path, meter.add, range_bytes) for path in paths]
     parts: list[SourcePart] = []
-    for source, path, found in zip(sources, paths, scans, strict=True):
-        directory = cache / content_key(found.digest, settings, fingerprint)
+    for source, path, scanned in zip(sources, paths, scans, strict=True):
+        directory = cache / content_key(scanned.digest, settings, fingerprint)
         recipe = EncodingRecipe(path, settings, model_dir)
-        parts.append(_open_or_build(directory, recipe, found, source.weight, workers, meter, check))
+        parts.append(_open_or_build(directory, recipe, scanned, source.weight, workers, meter, check))
     for part in parts:
         _check_learnable(part)
     return Store(tuple(parts))
@@ -72,19 +69,19 @@ def prepare(
 
 def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
     """Names everything that the prepared samples depend on."""
-    said = {
+    content = {
         "version": get_template(settings.template).version,
         "content": digest,
         "tokenizer": tokenizer,
         **dataclasses.asdict(settings),
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:40]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 
 def _open_or_build(
     directory: Path,
     recipe: EncodingRecipe,
-    found: Scan,
+    scanned: Scan,
     weight: float,
     workers: int,
     meter: "_Meter",
@@ -92,25 +89,26 @@ def _open_or_build(
 ) -> SourcePart:
     with suppress(BrokenStore):
         part = open_part(directory, recipe.path, weight, check=check)
-        meter.add(found.identity.size)
+        meter.add(scanned.identity.size)
         return part
     with _turn(directory):
         damage = ""
         try:
             part = open_part(directory, recipe.path, weight)  # another process built it meanwhile
-            meter.add(found.identity.size)
+            meter.add(scanned.identity.size)
             return part
         except BrokenStore as error:
             if directory.exists():
                 damage = f"what was prepared of {recipe.path} could not be used and was made anew: {error}"
-        _build(directory, recipe, found, workers, meter)
+        _build(directory, recipe, scanned, workers, meter)
         part = open_part(directory, recipe.path, weight, check=False)
-        return dataclasses.replace(part, mended=damage)
+        return dataclasses.replace(part, damage=damage)
 
 
-def _build(directory: Path, recipe: EncodingRecipe, found: Scan, workers: int, meter: "_Meter") -> None:
-    size = found.identity.size
-    recipe = recipe.with_format(find_format(recipe.path, recipe.settings.format))
+def _build(directory: Path, recipe: EncodingRecipe, scanned: Scan, workers: int, meter: "_Meter") -> None:
+    size = scanned.identity.size
+    format = find_format(recipe.path, recipe.settings.format)
+    recipe = dataclasses.replace(recipe, settings=dataclasses.replace(recipe.settings, format=format))
     temporary = directory.parent / f".building-{directory.name}-{secrets.token_hex(4)}"
     done = written = 0
 
@@ -122,12 +120,15 @@ def _build(directory: Path, recipe: EncodingRecipe, found: Scan, workers: int, m
             if directory.exists():  # damaged
                 shutil.rmtree(directory)
             make_folder(temporary)
-            with Writer(temporary) as writer, closing(encode_ranges(recipe, found.ranges, workers)) as blocks:
-                for part, block in zip(found.ranges, blocks, strict=True):
+            with (
+                Writer(temporary) as writer,
+                closing(encode_ranges(recipe, scanned.ranges, workers)) as blocks,
+            ):
+                for part, block in zip(scanned.ranges, blocks, strict=True):
                     writer.append(block)
                     done, written = part.stop, writer.bytes_written
                     meter.add(part.stop - part.start)
-                if identify(recipe.path) != found.identity:
+                if identify(recipe.path) != scanned.identity:
                     raise UserError(
                         "the data file changed while it was read", where=recipe.path, cure="start again"
                     )
@@ -140,12 +141,11 @@ def _check_learnable(part: SourcePart) -> None:
     report = part.report
     if report.targets:
         return
-    reasons = (
-        ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "it holds no sample"
-    )
+    dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items())
     where = report.remarks[0].place if report.remarks else part.path
     cure = "look at the answers in it, data.train_on, data.max_tokens and data.overlong"
-    raise UserError(f"no sample of this file has anything to train on: {reasons}", where=where, cure=cure)
+    what = f"no sample of this file has anything to train on: {dropped or 'it holds no sample'}"
+    raise UserError(what, where=where, cure=cure)
 
 
 @contextmanager
@@ -163,9 +163,9 @@ def _turn(directory: Path) -> Generator[None, None, None]:
 
 
 def _sweep(cache: Path) -> None:
-    """Removes what killed builders left behind: theirs is a lock that nobody holds any more."""
+    """Removes what killed builders left behind: nobody holds their lock any more."""
     for leftover in cache.glob(".building-*-*"):
-        # Its builder lives, or nobody can know, or the cache may only be read: it harms nobody.
+        # Its builder lives, or nobody can know, or the cache is read-only: the leftover harms nobody.
         with suppress(OSError), _lock_of(cache, leftover.name.split("-")[1]) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(leftover, ignore_errors=True)
@@ -178,7 +178,7 @@ def _lock_of(cache: Path, key: str) -> IO[bytes]:
 
 @contextmanager
 def _writable(cache: Path, needed: Callable[[], int] | None = None) -> Generator[None, None, None]:
-    """Turns what a full or forbidden disk says into a sentence with the cure."""
+    """Turns the errors of a full or forbidden disk into a UserError with the cure."""
     try:
         yield
     except OSError as error:
@@ -195,12 +195,12 @@ def _writable(cache: Path, needed: Callable[[], int] | None = None) -> Generator
 
 
 class _Meter:
-    """Adds up the bytes done and tells whoever watches."""
+    """Adds up the bytes done and reports them."""
 
-    def __init__(self, total: int, watcher: Progress | None) -> None:
-        self._done, self._total, self._watcher = 0, total, watcher
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
 
     def add(self, count: int) -> None:
         self._done += count
-        if self._watcher is not None:
-            self._watcher(self._done, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)

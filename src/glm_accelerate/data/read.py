@@ -1,4 +1,4 @@
-"""A JSONL file, line by line: bytes -> strict JSON -> Conversation. What is wrong is said with its place.
+"""A JSONL file, line by line: bytes -> strict JSON -> Conversation. Errors name file and line.
 
 Lines end at the byte `\\n` and nowhere else: U+2028 and its like are ordinary characters inside a text. At
 most one line is in memory, and a range of bytes can be read by itself, so that processes share a file.
@@ -21,7 +21,7 @@ __all__ = ["FormatName", "find_format", "parse_line", "read", "read_lines"]
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# How a file opens that holds no text, what it is, and the command that unpacks it.
+# The first bytes of a packed file, its kind, and the command that unpacks it.
 _PACKED = (
     (b"\x1f\x8b", "gzip", "gzip -dc"),
     (b"\x28\xb5\x2f\xfd", "zstd", "zstd -dc"),
@@ -42,26 +42,31 @@ def read(
     """Every line of a file. The bad line after `skip_bad` others is an error, as is a file without lines."""
     path = expanded(path)
     bad = lines = 0
-    found = find_format(path, format)
+    detected = find_format(path, format)
     for place, raw in read_lines(path):
         lines += 1
         try:
-            yield parse_line(raw, place, found)
+            yield parse_line(raw, place, detected)
         except UserError as error:
-            bad += 1
-            if bad > skip_bad:
-                skipped = f", after {bad - 1} bad lines that were skipped" if bad > 1 else ""
-                raise UserError(error.what + skipped, where=error.where, cure=error.cure) from error
+            bad = skipping(error, bad, skip_bad)
     if not lines:
         raise _no_lines(path)
+
+
+def skipping(error: UserError, skipped: int, allowed: int) -> int:
+    """Skips one more bad line; raises its error if as many as allowed have been skipped before it."""
+    if skipped < allowed:
+        return skipped + 1
+    after = f", after {skipped} bad lines that were skipped" if skipped else ""
+    raise UserError(error.what + after, where=error.where, cure=error.cure) from error
 
 
 def read_lines(
     path: Path, start: int = 0, end: int | None = None, *, line: int = 1
 ) -> Iterator[tuple[FilePlace, bytes]]:
-    """The lines whose first byte lies in start..end-1, without line ends; blank ones are passed over.
+    """The lines whose first byte is in start..end-1, without line ends; blank ones are skipped.
 
-    `line` is the number of the first of them, counted by whoever divided the file.
+    `line` is the number of the first of them.
     """
     try:
         with path.open("rb") as file:
@@ -81,7 +86,7 @@ def read_lines(
 
 
 def find_format(path: Path, format: Literal["auto"] | FormatName = "auto") -> FormatName:
-    """`auto`: what the keys of the first readable line say. A file that is packed is refused as a whole."""
+    """`auto`: by the keys of the first readable line. A packed file is refused as a whole."""
     _refuse_packed(path)
     if format != "auto":
         return format
@@ -106,68 +111,61 @@ def _no_lines(path: Path) -> UserError:
 
 
 def _refuse_packed(path: Path) -> None:
-    opened = b""
-    with suppress(OSError):  # whoever reads its lines says so
-        if path.is_file():  # a pipe is read but once
+    first = b""
+    with suppress(OSError):  # reported when its lines are read
+        if path.is_file():  # a pipe can be read only once
             with path.open("rb") as file:
-                opened = file.read(8)
+                first = file.read(8)
     beside = path.with_name(f"lines-{path.name.partition('.')[0]}.jsonl")
-    if opened.startswith(b"PAR1"):
+    if first.startswith(b"PAR1"):
         cure = f"{_FROM_PARQUET} {quote(str(path))} {quote(str(beside))}"
         raise UserError("is a parquet file, not JSON lines", where=path, cure=cure)
     for magic, kind, command in _PACKED:
-        if opened.startswith(magic):
-            cure = _written(command, str(path), beside.name)
+        if first.startswith(magic):
+            cure = _redirected(command, str(path), beside.name)
             raise UserError(f"is packed with {kind}", where=path, cure=cure)
 
 
 def _object(raw: bytes, place: FilePlace) -> dict[str, Any]:
-    text = _text(raw, place)
+    text = _decoded(raw, place)
     try:
-        said = strict_json.parse(text)
+        line = strict_json.parse(text)
     except json.JSONDecodeError as error:
         raise _broken(text, error, place) from error
     except UserError as error:
         raise UserError(error.what, where=place, cure=error.cure) from error
-    if not isinstance(said, dict):
-        kind = "an array" if isinstance(said, list) else type(said).__name__
-        whole = isinstance(said, list) and place.line == 1
+    if not isinstance(line, dict):
+        kind = "an array" if isinstance(line, list) else type(line).__name__
+        whole = isinstance(line, list) and place.line == 1
         cure = _divide(place) if whole else "write one {...} a line"
         raise UserError(f"a line is {kind}, not an object", where=place, cure=cure)
-    return cast(dict[str, Any], said)
+    return cast(dict[str, Any], line)
 
 
-def _text(raw: bytes, place: FilePlace) -> str:
+def _decoded(raw: bytes, place: FilePlace) -> str:
     if place.line == 1 and raw.startswith(_UTF16):
         raise UserError("is UTF-16, not UTF-8, at byte 0", where=place, cure=_convert("UTF-16", place))
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"at byte {error.start} of the line"
-        if _decodes(raw, "gb18030"):
+        with suppress(UnicodeDecodeError):
+            raw.decode("gb18030")
             cure = _convert("GB18030", place)
             raise UserError(f"is not UTF-8 but likely GBK, {where}", where=place, cure=cure) from error
         raise UserError(f"is not UTF-8, {where}", where=place, cure="write the file as UTF-8") from error
 
 
-def _decodes(raw: bytes, encoding: str) -> bool:
-    try:
-        raw.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _convert(encoding: str, place: FilePlace) -> str:
-    return _written(f"iconv -f {encoding} -t UTF-8", place.file, f"utf8-{Path(place.file).name}")
+    return _redirected(f"iconv -f {encoding} -t UTF-8", place.file, f"utf8-{Path(place.file).name}")
 
 
 def _divide(place: FilePlace) -> str:
-    return _written("jq -c '.[]'", place.file, f"lines-{Path(place.file).stem}.jsonl")
+    return _redirected("jq -c '.[]'", place.file, f"lines-{Path(place.file).stem}.jsonl")
 
 
-def _written(command: str, source: str, name: str) -> str:
-    """The command line whose result stands beside the source, under another name."""
+def _redirected(command: str, source: str, name: str) -> str:
+    """The command line that writes its result beside the source, under another name."""
     return f"{command} {quote(source)} > {quote(str(Path(source).with_name(name)))}"
 
 

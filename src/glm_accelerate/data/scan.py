@@ -1,20 +1,20 @@
 """One pass over a source file: the digest of its content, and where it can be cut between lines.
 
-The cuts carry line numbers, so that a range read by itself still names its lines rightly. A result is
+The cuts carry line numbers, so that a range read by itself still names its lines rightly. The result is
 remembered: 10 GB are not read again at every start.
 """
 
 import hashlib
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from glm_accelerate.runtime.digests import Identity, identity_of, recall, remember
 from glm_accelerate.runtime.errors import UserError
 
-RANGE_BYTES = 1 << 20  # one worker's portion: about a second of work, and small in memory
+RANGE_BYTES = 1 << 20  # one worker's range: about a second of work, and small in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +38,36 @@ class Scan:
 def identify(path: Path) -> Identity:
     """UserError if there is no such file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise _unreadable(path, error) from error
     if path.is_dir():
         raise UserError("is a directory", where=path, cure="name the JSONL file in it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         cure = "write it to a file first: it is read more than once"
         raise UserError("is not a regular file", where=path, cure=cure)
-    if found.st_size == 0:
+    if status.st_size == 0:
         raise UserError("the data file is empty", where=path, cure="one JSON object a line is expected")
-    return identity_of(found)
+    return identity_of(status)
 
 
 def scan(path: Path, read: Callable[[int], None], range_bytes: int = RANGE_BYTES) -> Scan:
-    """Reads the file once, or remembers having done so. `read` is told how many bytes more are done."""
+    """Reads the file once, or recalls the earlier result. Calls `read` with the number of bytes just done."""
     identity, kind = identify(path), f"lines {range_bytes}"
-    known = _recalled(identity, recall(kind, path, identity))
-    if known is not None:
+    remembered = recall(kind, path, identity)
+    with suppress(KeyError, TypeError, ValueError):  # nothing usable is remembered: the file is read
+        ranges = tuple(Range(start, stop, line) for start, stop, line in remembered["ranges"])
+        result = Scan(identity, remembered["digest"], ranges)
         read(identity.size)
-        return known
-    found = _scan(path, identity, read, range_bytes)
+        return result
+    result = _scan(path, identity, read, range_bytes)
     if identify(path) != identity:
         raise UserError(
             "the data file changed while it was read", where=path, cure="start again when it is complete"
         )
-    ranges = [[part.start, part.stop, part.line] for part in found.ranges]
-    remember(kind, path, identity, {"digest": found.digest, "ranges": ranges})
-    return found
+    ranges = [[part.start, part.stop, part.line] for part in result.ranges]
+    remember(kind, path, identity, {"digest": result.digest, "ranges": ranges})
+    return result
 
 
 def _scan(path: Path, identity: Identity, read: Callable[[int], None], range_bytes: int) -> Scan:
@@ -96,12 +98,3 @@ def _scan(path: Path, identity: Identity, read: Callable[[int], None], range_byt
 def _unreadable(path: Path, error: OSError) -> UserError:
     what = f"cannot read the data file: {error.strerror}"
     return UserError(what, where=path, cure="check data.train and data.dev")
-
-
-def _recalled(identity: Identity, said: Any) -> Scan | None:
-    """None if nothing usable is remembered: then the file is simply read."""
-    try:
-        ranges = tuple(Range(start, stop, line) for start, stop, line in said["ranges"])
-        return Scan(identity, said["digest"], ranges)
-    except (KeyError, TypeError, ValueError):
-        return None

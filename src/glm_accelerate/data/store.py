@@ -1,6 +1,6 @@
 """Prepared samples on disk: written once under the name of their content, read as memory-mapped arrays.
 
-tokens.bin   int32, all samples side by side; a learnt token t stands as ~t, so targets cost nothing
+tokens.bin   int32, all samples side by side; a learnt token t is kept as ~t, so targets cost nothing
 offsets.bin  int64, where each sample starts, and the end    report.json  what went in, what was left out
 targets.bin  int32, learnt tokens of each sample             places.bin   int32, the line each came from
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """Encoded samples side by side, as they will stand in the files."""
+    """Encoded samples side by side, as they are written to the files."""
 
     tokens: Int32s  # learnt ones complemented
     lengths: Int32s
@@ -93,7 +93,7 @@ class SourcePart:
     offsets: NDArray[np.int64]
     targets: Int32s
     places: Int32s
-    mended: str = ""  # what was wrong with what stood there
+    damage: str = ""  # of the earlier files, because of which these were prepared again
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ class Store:
         )
 
     @property
-    def mended(self) -> list[str]:
-        """What was damaged and had to be prepared again."""
-        return [part.mended for part in self.parts if part.mended]
+    def damages(self) -> list[str]:
+        """Damage that was found and repaired by preparing again, for a warning."""
+        return [part.damage for part in self.parts if part.damage]
 
     @property
     def fingerprint(self) -> str:
-        """Says which samples stand under which number, whatever directory they came from."""
+        """Identifies which samples have which numbers, whatever directory they came from."""
         return hashlib.sha256("\n".join(part.key for part in self.parts).encode()).hexdigest()
 
     @cached_property
@@ -168,13 +168,18 @@ class Store:
         return self.parts[which], number - self._starts[which]
 
 
+def _to_disk(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def _plain(raw: Int32s) -> Int32s:
     return raw ^ (raw >> 31)  # ~t where negative
 
 
 def open_part(directory: Path, path: Path, weight: float, *, check: bool = True) -> SourcePart:
-    """Maps what stands in `directory`, prepared from the file at `path`; BrokenStore if it is damaged.
-    `check` reads all of it: a bit that flipped on a disk would be trained on.
+    """Maps the files in `directory`, prepared from the file at `path`; BrokenStore if they are damaged.
+    `check` reads all of them: a bit that flipped on a disk would be trained on.
     """
     report, digests = _read_report(directory, path)
     counts = {
@@ -192,14 +197,14 @@ def open_part(directory: Path, path: Path, weight: float, *, check: bool = True)
 
 
 def _read_report(directory: Path, path: Path) -> tuple[StoreReport, dict[str, str]]:
-    """And the SHA-256 of each file. Reports of earlier versions have none: then they are damaged."""
+    """The report, and the SHA-256 of each file."""
     try:
-        said: dict[str, Any] = json.loads((directory / "report.json").read_bytes())
-        if said.pop("version") != FORMAT_VERSION:
+        report: dict[str, Any] = json.loads((directory / "report.json").read_bytes())
+        if report.pop("version") != FORMAT_VERSION:
             raise BrokenStore(f"{directory}: another format version")
-        digests = dict(said.pop("digests"))
-        remarks = tuple(Remark(FilePlace(str(path), line), reason) for line, reason in said.pop("remarks"))
-        return StoreReport(**said, remarks=remarks), digests
+        digests = dict(report.pop("digests"))
+        remarks = tuple(Remark(FilePlace(str(path), line), reason) for line, reason in report.pop("remarks"))
+        return StoreReport(**report, remarks=remarks), digests
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BrokenStore(f"{directory}: report.json: {error}") from error
 
@@ -216,9 +221,9 @@ def _map(path: Path, count: int, kind: type[np.generic]) -> NDArray[Any]:
     size = count * np.dtype(kind).itemsize
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                raise BrokenStore(f"{path}: {found} bytes, not {size}")
+            actual = os.fstat(file.fileno()).st_size
+            if actual != size:
+                raise BrokenStore(f"{path}: {actual} bytes, not {size}")
             if size == 0:  # nothing can be mapped
                 return np.zeros(0, kind)
             # A plain array over a mapping: slicing np.memmap costs several times as much.
@@ -244,7 +249,7 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         for file in self._files.values():
-            # After a full disk, closing fails once more; the first failure is the one to tell.
+            # After a full disk, closing fails once more; the first failure is the one to report.
             with suppress(OSError):
                 file.close()
 
@@ -274,10 +279,9 @@ class Writer:
         self._digests[name].update(content)
 
     def publish(self, destination: Path, source_bytes: int) -> None:
-        """Everything on disk first, then one rename. If another process was first, its result stands."""
+        """Everything on disk first, then one rename. If another process was first, its result counts."""
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+            _to_disk(file)
             file.close()
         report = {
             "version": FORMAT_VERSION,
@@ -295,8 +299,7 @@ class Writer:
         }
         with open_private(self._directory / "report.json", "wb") as file:
             file.write(json.dumps(report, ensure_ascii=False, indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
+            _to_disk(file)
         sync(self._directory)
         try:
             self._directory.rename(destination)

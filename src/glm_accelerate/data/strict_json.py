@@ -14,25 +14,25 @@ from glm_accelerate.runtime.errors import UserError
 def parse(text: str) -> Any:
     """JSONDecodeError for what is not JSON; UserError, without a place, for what could be misread."""
     try:
-        said = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
         if "\\ud" in text or "\\uD" in text:
-            _check_surrogates(said)
+            _check_surrogates(value)
     except RecursionError as error:
         raise UserError("JSON nested too deeply", cure="remove the line") from error
     except (json.JSONDecodeError, UserError):
         raise
     except ValueError as error:  # Python refuses to convert thousands of digits
         raise UserError("a number of thousands of digits", cure="write it in quotes") from error
-    return said
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise UserError(f"the key {shortly(twice)} stands twice in one object", cure="keep one of them")
-    return found
+    return unique
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -46,9 +46,9 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_surrogates(said: object) -> None:
+def _check_surrogates(value: object) -> None:
     try:
-        json.dumps(said, ensure_ascii=False).encode("utf-8")
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise UserError(

@@ -1,4 +1,4 @@
-"""The joints of the data line, one frozen type each.
+"""The values that pass through the data line, one frozen type each.
 
 file.jsonl -> Conversation -> [Piece] -> Sample -> (store) -> Batch -> Step
 
@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where something stood, for messages that a person can act on."""
+    """The file and line of something, for messages that a person can act on."""
 
     file: str
     line: int
@@ -53,7 +53,7 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What one line of a data file says, whatever form it was written in. A plain document is `text`."""
+    """One line of a data file, whatever form it was written in. A plain document is `text`."""
 
     messages: tuple[Message, ...]
     place: FilePlace
@@ -76,7 +76,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Token numbers and, for each, whether it is learnt (predicted from what stands before it)."""
+    """Token numbers and, for each, whether it is learnt (predicted from those before it)."""
 
     tokens: NDArray[np.int32]
     targets: NDArray[np.bool_]
@@ -110,7 +110,7 @@ class Batch:
 class Step:
     """All that one optimizer update learns from. `number` counts from 1 over the whole run.
 
-    `batches` are this rank's; everything else speaks of the whole step, whoever computes it.
+    `batches` are this rank's; everything else is of the whole step.
     """
 
     number: int

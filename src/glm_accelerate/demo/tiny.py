@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from glm_accelerate.data.templates.glm4_0414 import GLM4_0414
-from glm_accelerate.data.tokenizers.ranks import PATTERN, SPECIAL
+from glm_accelerate.data.templates.glm4 import GLM4_0414
+from glm_accelerate.data.tokenizers import PATTERN, SPECIAL
 
 # How GLM-4-0414 writes a conversation: tools, then system messages, then the other turns.
 CHAT_TEMPLATE = """\

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from glm_accelerate.data.largest import Largest, find_largest
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import aligned
-from glm_accelerate.data.pipeline import arranged
+from glm_accelerate.data.pack import aligned, arranged
 from glm_accelerate.plan.cost import Work
 from glm_accelerate.plan.flops import pairs
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from glm_accelerate.data.encode import Labels, Left, encode
-from glm_accelerate.data.label import TrainOn
+from glm_accelerate.data.encode import Labels, Left, TrainOn, encode
 from glm_accelerate.data.templates.template import ASSISTANT, Template
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.data.types import Conversation

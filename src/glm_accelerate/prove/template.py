@@ -12,7 +12,7 @@ from typing import Any
 
 from glm_accelerate.data.encode import encode_prompt, encode_whole
 from glm_accelerate.data.templates.detect import chat_template
-from glm_accelerate.data.templates.glm4_0414 import only_carries_tools
+from glm_accelerate.data.templates.glm4 import only_carries_tools
 from glm_accelerate.data.templates.template import Template, function_of
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.data.types import Conversation, Message

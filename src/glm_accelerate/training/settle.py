@@ -113,7 +113,7 @@ def settle(
             lambda: weight_files(model_dir) and None
         )  # whose lack is told before anything takes long
     ranks.doing.phase = "preparing data"
-    mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).mended)
+    mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).damages)
     place = launched()
     first_here = place is not None and place.local == 0 and not ranks.first  # on a machine with its own cache
     inputs = open_inputs(config.data, model_dir, check=first_here)

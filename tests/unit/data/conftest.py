@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from glm_accelerate.data.tokenizers.ranks import PATTERN, SPECIAL
+from glm_accelerate.data.tokenizers import PATTERN, SPECIAL
 
 WORDS = [
     "The weather in Paris is sunny and warm today, twenty-two degrees.",

@@ -9,9 +9,7 @@ import sentencepiece
 import tiktoken
 from tokenizers import Tokenizer as Engine
 
-from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.tokenizers.portions import encode_all, portions
-from glm_accelerate.data.tokenizers.ranks import PATTERN, SPECIAL, read_ranks
+from glm_accelerate.data.tokenizers import PATTERN, SPECIAL, encode_all, load_tokenizer, portions, read_ranks
 from glm_accelerate.runtime.errors import UserError
 
 HARD = [

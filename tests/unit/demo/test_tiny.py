@@ -8,8 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Glm4ForCausalLM
 
 from glm_accelerate.data.templates import detect_template, get_template
-from glm_accelerate.data.tokenizers import load_tokenizer
-from glm_accelerate.data.tokenizers.ranks import SPECIAL
+from glm_accelerate.data.tokenizers import SPECIAL, load_tokenizer
 from glm_accelerate.data.types import Message
 from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.weights import load_model

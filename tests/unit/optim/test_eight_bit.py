@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from glm_accelerate.checkpoint.format import DTYPES
-from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
+from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.data.label import TrainOn
+from glm_accelerate.data.encode import TrainOn
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Conversation, FilePlace, Message, ToolCall

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from glm_accelerate.config.schema import AdaptSection, OptimSection
-from glm_accelerate.data.collate import collate
 from glm_accelerate.data.pack import ARRANGE
+from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder

@@ -1,15 +1,12 @@
-"""How each family writes a conversation; one file a family."""
+"""How each family writes a conversation; one file a generation."""
 
-from glm_accelerate.data.templates.chatglm2 import CHATGLM2
-from glm_accelerate.data.templates.chatglm3 import CHATGLM3
+from glm_accelerate.data.templates.chatglm import CHATGLM2, CHATGLM3
 from glm_accelerate.data.templates.detect import detect_template
-from glm_accelerate.data.templates.glm4 import GLM4
-from glm_accelerate.data.templates.glm4_0414 import GLM4_0414
+from glm_accelerate.data.templates.glm4 import GLM4, GLM4_0414
 from glm_accelerate.data.templates.template import Template
 from glm_accelerate.runtime.errors import UserError
 
 __all__ = ["Template", "detect_template", "get_template"]
-
 
 TEMPLATES = {template.name: template for template in (CHATGLM2, CHATGLM3, GLM4, GLM4_0414)}
 

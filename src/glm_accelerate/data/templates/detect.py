@@ -12,16 +12,13 @@ _CHOOSE = "set data.template to chatglm2, chatglm3, glm4 or glm4-0414"
 def detect_template(model_dir: Path) -> str:
     """The name of the template; UserError where the files do not say."""
     config = _json(model_dir / "config.json", missing="has no config.json")
-    if isinstance(inside := config.get("model"), dict):  # one that we wrote as it is says what it came from
+    if isinstance(inside := config.get("model"), dict):  # a compressed model: the plain one's
         config = inside
     kind = config.get("model_type")
     own = chat_template(model_dir) or ""
     if "<think>" in own or "</think>" in own:
-        raise UserError(
-            "the model's chat template thinks before it answers, which is not supported",
-            where=model_dir,
-            cure=_CHOOSE,
-        )
+        what = "the model's chat template thinks before it answers, which is not supported"
+        raise UserError(what, where=model_dir, cure=_CHOOSE)
     if kind == "glm4":
         return "glm4-0414"
     if kind == "glm" and (own or not (model_dir / "tokenization_chatglm.py").is_file()):
@@ -34,14 +31,14 @@ def detect_template(model_dir: Path) -> str:
 
 
 def chat_template(model_dir: Path) -> str | None:
-    """The model's own template in Jinja, from either place where it may stand."""
+    """The model's own template in Jinja, from either place where it may be."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    said = _json(model_dir / "tokenizer_config.json").get("chat_template")
-    if isinstance(said, list):  # several, by name
-        said = next((item.get("template") for item in said if item.get("name") == "default"), None)
-    return said if isinstance(said, str) else None
+    template = _json(model_dir / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((item.get("template") for item in template if item.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
 
 
 def _chatglm(model_dir: Path, config: dict[str, Any]) -> str:
@@ -68,9 +65,9 @@ def _json(path: Path, missing: str | None = None) -> dict[str, Any]:
             return {}
         raise UserError(missing, where=path.parent, cure="name a model directory in Hugging Face form")
     try:
-        said = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"is not JSON: {error}", where=path, cure="fetch the file again") from error
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise UserError("is not a JSON object", where=path, cure="fetch the file again")
-    return said
+    return content

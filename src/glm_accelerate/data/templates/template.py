@@ -32,7 +32,10 @@ class RoleBlock:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a family writes a conversation. All names are names of special tokens."""
+    """How a family writes a conversation: `write(messages, generation_prompt)` gives its pieces, which end
+    with a last assistant turn's stop token, a target, or open a turn for the model. Other names are names of
+    special tokens.
+    """
 
     name: str
     prefix: tuple[str, ...]
@@ -43,17 +46,17 @@ class Template:
     version: int = 2  # raise it when another text is written: data prepared before are then not used
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> list[TextPiece]:
-        """The pieces of a conversation; after a last assistant turn its stop token, a target, follows."""
+        """The pieces of a conversation."""
         return self.write(messages, generation_prompt)
 
 
-def opening(prefix: Sequence[str]) -> list[TextPiece]:
-    return [TextPiece(name, special=True) for name in prefix]
+def prefix_pieces(template: Template) -> list[TextPiece]:
+    return [TextPiece(name, special=True) for name in template.prefix]
 
 
 def join(template: Template, blocks: Sequence[RoleBlock], generation_prompt: bool) -> list[TextPiece]:
-    """Lays blocks one after another and says which pieces are targets."""
-    pieces = opening(template.prefix)
+    """The pieces of all blocks in order, targets marked."""
+    pieces = prefix_pieces(template)
     enders = {*template.stops, ASSISTANT}  # after a thought the model may open the next turn of its own
     answering = calling = learning = False
     for block in blocks:
@@ -71,7 +74,7 @@ def join(template: Template, blocks: Sequence[RoleBlock], generation_prompt: boo
 
 
 def function_of(tool: Tool) -> dict[str, Any]:
-    """The description of a function, whether it stands in OpenAI's wrapping or by itself."""
+    """The description of a function, with or without OpenAI's wrapping."""
     if tool.get("type", "function") != "function":
         raise UserError(
             f"a tool of type {tool['type']!r} cannot be written",

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.data.collate import collate, empty_batch
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.pack import Arrangement, pack
+from glm_accelerate.data.pipeline import collate, empty_batch
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.types import Sample
 from glm_accelerate.evaluate.measuring.answers import Answers, Watch, answer_prompts

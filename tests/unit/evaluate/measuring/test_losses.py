@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from glm_accelerate.data.collate import empty_batch
-from glm_accelerate.data.pipeline import batches
+from glm_accelerate.data.pipeline import batches, empty_batch
 from glm_accelerate.evaluate.measuring import losses as measured
 from glm_accelerate.evaluate.measuring.losses import document_losses, sample_losses, split
 

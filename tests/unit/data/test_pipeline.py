@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from glm_accelerate.data.prefetch import prefetch
+from glm_accelerate.data.pipeline import prefetch
 
 
 def prefetchers() -> list[threading.Thread]:
