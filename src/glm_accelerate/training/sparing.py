@@ -2,16 +2,13 @@
 what one block of this model takes on this device.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from glm_accelerate.kernels.rope import rope_table
-from glm_accelerate.memory.chain import Plan, cost
 from glm_accelerate.memory.measure import measure_all
-from glm_accelerate.memory.recompute import choose
-from glm_accelerate.memory.selective import apply
+from glm_accelerate.memory.recompute import apply, choose, cost, plan_from_json
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.parallel.ranks import Ranks
@@ -29,7 +26,7 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, ranks: Ranks) -> str | No
         return None
     found = ranks.decide(lambda: _found(model, plan))
     model.recompute = False
-    apply(list(model.layers), Plan.from_json(found["plan"]))
+    apply(list(model.layers), plan_from_json(found["plan"]))
     return found["said"]
 
 
@@ -47,10 +44,9 @@ def _found(model: Decoder, plan: RunPlan) -> dict[str, Any]:
     chain = measure_all(blocks, x_BTH, layout, table, None, None)
     model.train(training)
     model.recompute = recompute
-    each = Plan.each(len(blocks))
-    budget = cost(chain, each).peak + int(CAUTION * plan.spare_bytes)
-    point = choose(chain, budget)
-    made = each if point is None else point.plan
-    whole, mine = cost(chain, each).seconds, cost(chain, made).seconds
-    share = f"{mine / whole:.0%}" if whole else "all"
-    return {"plan": asdict(made), "said": f"blocks recompute {share} of their work: more fits in memory"}
+    inputs_alone = ((),) * len(blocks)
+    all_of_it = cost(chain, inputs_alone)
+    chosen = choose(chain, all_of_it.peak + int(CAUTION * plan.spare_bytes)) or inputs_alone
+    seconds = cost(chain, chosen).seconds
+    share = f"{seconds / all_of_it.seconds:.0%}" if all_of_it.seconds else "all"
+    return {"plan": chosen, "said": f"blocks recompute {share} of their work: more fits in memory"}

@@ -12,11 +12,8 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.kernels.rope import rope_table
-from glm_accelerate.memory.alive import Alive
-from glm_accelerate.memory.chain import FROZEN, BlockCosts, Plan, Segment, cost, kept_bytes
-from glm_accelerate.memory.measure import measure, measure_all, trace
-from glm_accelerate.memory.recompute import choose
-from glm_accelerate.memory.selective import apply
+from glm_accelerate.memory.measure import Alive, measure, measure_all, trace
+from glm_accelerate.memory.recompute import FROZEN, BlockCosts, Plan, apply, choose, cost
 from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
@@ -108,13 +105,16 @@ def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 
 
 def some_plans(block: BlockCosts, count: int) -> list[Plan]:
-    """Every option in turn, and mixtures with segments."""
-    plans = [Plan((Segment(1, option.keep),) * count) for option in block.options]
+    """Every option in turn, and mixtures."""
+    plans: list[Plan] = [(option.keep,) * count for option in block.options]
     generator = random.Random(2)
-    for _ in range(6):
-        keeps = [generator.choice(block.options).keep for _ in range(count)]
-        plans.append(Plan((*(Segment(1, keep) for keep in keeps[2:]), Segment(2, ()))))
-    return [*plans, Plan.rooted(count), Plan.rooted(count, count)]
+    mixed = (tuple(generator.choice(block.options).keep for _ in range(count)) for _ in range(8))
+    return [*plans, *mixed]
+
+
+def undo(blocks: Sequence[nn.Module]) -> None:
+    for block in blocks:
+        vars(block).pop("forward", None)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -125,9 +125,9 @@ def test_losses_and_gradients_are_the_same_bit_by_bit(make: Callable[[], Made]) 
     measured = measure(blocks[0], *inputs, repeats=1)
     assert len(measured.options) > 3
     for plan in some_plans(measured, len(blocks)):
-        undo = apply(blocks, plan)
+        apply(blocks, plan)
         assert equal(run(blocks, inputs), expected), plan
-        undo()
+        undo(blocks)
     assert equal(run(blocks, inputs), expected)
 
 
@@ -153,10 +153,10 @@ def test_what_stays_and_the_most_at_once_are_as_foretold(make: Callable[[], Made
     measured = measure(blocks[0], *inputs, repeats=1)
     chain = [measured] * len(blocks)
     for plan in some_plans(measured, len(blocks)):
-        undo = apply(blocks, plan)
+        apply(blocks, plan)
         kept, most = held(blocks, inputs)
-        undo()
-        foretold = sum(kept_bytes(chain, plan)) + len(blocks) * measured.given
+        undo(blocks)
+        foretold = sum(measured.given + measured.option(keep).kept for keep in plan)
         assert foretold * 0.99 - 2048 <= kept <= foretold * 1.01 + 2048, plan
         peak = cost(chain, plan).peak
         assert most <= peak * 1.03 + 2048, plan
@@ -208,9 +208,9 @@ def test_what_must_not_be_kept_is_not_offered() -> None:
     blocks = [Odd(), Odd()]
     expected = run(blocks, (x,))
     for plan in some_plans(measured, 2):
-        undo = apply(blocks, plan)
+        apply(blocks, plan)
         assert equal(run(blocks, (x,)), expected)
-        undo()
+        undo(blocks)
 
 
 def test_each_kind_of_block_is_measured_once() -> None:
@@ -222,19 +222,17 @@ def test_each_kind_of_block_is_measured_once() -> None:
     assert chain[:2] == [FROZEN, FROZEN]
     assert chain[2].left > chain[3].left > 0
     expected = run(blocks, inputs)
-    each = Plan((*Plan.everything(2).segments, *Plan.each(2).segments))
-    chosen = choose(chain, cost(chain, each).peak, grain=1)
+    chosen = choose(chain, cost(chain, (None, None, (), ())).peak, grain=1)
     assert chosen is not None
-    assert chosen.plan.segments[:2] == (Segment(1, None), Segment(1, None))
-    assert chosen.plan.segments[2].keep is not None
-    undo = apply(blocks, chosen.plan)
+    assert chosen[:2] == (None, None)
+    assert chosen[2] is not None
+    apply(blocks, chosen)
     assert equal(run(blocks, inputs), expected)
-    undo()
+    undo(blocks)
     blocks[0].requires_grad_(True)
-    again = measure_all(blocks[:3], *inputs, joins=False, repeats=1)
+    again = measure_all(blocks[:3], *inputs, repeats=1)
     assert again[0] is again[2]
     assert again[1].left == 0
-    assert [block.bare for block in again] == [None] * 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
@@ -244,27 +242,19 @@ def test_bodies_made_by_torch_compile_run_within() -> None:
     x = torch.randn(2, 32, 64)
     expected = run(blocks, (x,))
     for plan in some_plans(measure(blocks[0], x, repeats=1), 2):
-        undo = apply(blocks, plan)
+        apply(blocks, plan)
         assert equal(run(blocks, (x,)), expected)
-        undo()
+        undo(blocks)
 
 
-def test_blocks_of_a_segment_are_called_in_turn() -> None:
+def test_nothing_is_recomputed_without_gradients() -> None:
     blocks, (x,) = plain()
-    undo = apply(blocks, Plan((Segment(3, ()), Segment(1, ()))))
-    first = blocks[0](x)
-    with pytest.raises(AssertionError, match="in turn"):
-        blocks[1](x)
-    assert blocks[2](blocks[1](first)) is first
+    blocks[0].eval()
+    expected = blocks[0](x)
+    apply(blocks, ((),) * 4)
     with torch.no_grad():
-        assert not torch.equal(blocks[1](x), x)
-    within = apply(blocks, Plan.each(4))
-    within()
-    first = blocks[0](x)
-    assert blocks[1](first) is first
-    undo()
-    assert not torch.equal(blocks[1](x), x)
-    assert all("forward" not in vars(block) for block in blocks)
+        assert torch.equal(blocks[0](x), expected)
+    assert [name for name in blocks[0].state_dict() if "forward" in name] == []
 
 
 def test_less_memory_is_chosen_and_had() -> None:
@@ -274,6 +264,6 @@ def test_less_memory_is_chosen_and_had() -> None:
     _, before = held(blocks, inputs)
     chosen = choose(chain, int(before * 0.8), grain=1)
     assert chosen is not None
-    apply(blocks, chosen.plan)
+    apply(blocks, chosen)
     _, after = held(blocks, inputs)
     assert after <= before * 0.8
