@@ -2,16 +2,14 @@
 with bytes for tensors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import pairwise
 
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.linear_cross_entropy import CPU_BYTES, GPU_BYTES, chunk_rows
-from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.operators import Operators
-from glm_accelerate.memory.rehearsal import Gradient, Held, Value
+from glm_accelerate.memory.rehearsal import Held, Value, WeightGradient
 from glm_accelerate.memory.weights import (
     SIZE,
     WIDE,
@@ -28,7 +26,7 @@ INDEX = 8  # bytes of a token's number, place or position
 
 
 def forward_backward(ops: Operators, around: Around) -> None:
-    """The gradients of a batch's loss, given to the tape's `learns`. `around`: what is done with a block's
+    """The gradients of a batch's loss, given to the tape's `take`. `around`: what is done with a block's
     weights, or with what it keeps, when it runs.
     """
     room = ops.tape.room
@@ -36,7 +34,7 @@ def forward_backward(ops: Operators, around: Around) -> None:
     loss = _loss(ops, hidden(ops, around))
     room.phase = "backward"
     assert loss.edge is not None
-    loss.edge.slope = loss
+    loss.edge.gradient = loss
     del loss
     ops.tape.backward()
 
@@ -46,48 +44,23 @@ def hidden(ops: Operators, around: Around) -> Value:
     job, s = ops.job, ops.job.sizes
     full = job.method == "full"
     size = trained_size(job) if full else SIZE[frozen_dtype(job)]
-    looked_up = ops.tokens * s.width * size
-    gradients = [Gradient("embedding", s.vocabulary * s.width * size)] if full else []
-    x = ops.tape.op([looked_up], [], gradients=gradients)[0]
+    weights = [WeightGradient("embedding", s.vocabulary * s.width * size)] if full else []
+    x = ops.op([ops.tokens * s.width * size], [], weights=weights)[0]
     if size != ops.item:
-        x = ops.tape.op([ops.H], [x], slopes=[looked_up])[0]
-    positions = Held(ops.tape.room, "activations", INDEX * ops.tokens)
-    table = Held(ops.tape.room, "activations", ops.wide(s.rope_width))
+        x = ops.op([ops.H], [x])[0]
+    positions = ops.kept(INDEX * ops.tokens)
+    table = ops.kept(ops.wide(s.rope_width))
     prefix = ops.prefix() if job.method == "prefix" else []
     learns = x.edge is not None
-    for first, last, kept in segments(job):
-        learns = learns or any(_learns(job, number) for number in range(first, last))
-        run = partial(_blocks, ops, x, range(first, last), table, prefix)
-        with around(first, learns):
-            x = run() if kept is None else ops.tape.again(run, learns, kept)
+    for number in range(s.layers):
+        learns = learns or job.method in ("lora", "prefix") or block_trains(job, number)
+        run = partial(_block, ops, x, number, table, prefix[2 * number : 2 * number + 2])
+        with around(number, learns):
+            x = run() if job.recompute == "off" else ops.tape.again(run, learns)
         del run
     del positions
     ops.begin(s.layers)
     return ops.norm(x, full)
-
-
-def segments(job: Job) -> Iterator[tuple[int, int, int | None]]:
-    """Blocks that are recomputed together: the first, the one after the last, and the bytes that stay of them
-    beside their input; None: nothing is recomputed.
-    """
-    layers = job.sizes.layers
-    if isinstance(job.recompute, str):
-        kept = None if job.recompute == "off" else 0
-        yield from ((number, number + 1, kept) for number in range(layers))
-        return
-    first = [number for number, size in enumerate(job.recompute) if size >= 0 or number == 0]
-    for start, stop in pairwise([*first, layers]):
-        yield start, stop, max(0, job.recompute[start])
-
-
-def _learns(job: Job, number: int) -> bool:
-    return job.method in ("lora", "prefix") or block_trains(job, number)
-
-
-def _blocks(ops: Operators, x: Value, numbers: range, table: Held, prefix: Sequence[Value]) -> Value:
-    for number in numbers:
-        x = _block(ops, x, number, table, prefix[2 * number : 2 * number + 2])
-    return x
 
 
 def _block(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[Value]) -> Value:
@@ -107,7 +80,7 @@ def _attention(ops: Operators, x: Value, number: int, table: Held, prefix: Seque
     if s.fused_qkv:
         qkv = _project(ops, x, projections[0])
         outs = [ops.size(heads * s.head_width) for heads in (s.heads, s.kv_heads, s.kv_heads)]
-        q, k, v = ops.tape.op(outs, [qkv], of=qkv, slopes=[qkv.bytes])
+        q, k, v = ops.op(outs, [qkv], of=qkv)
         del qkv
     else:
         q, k, v = (_project(ops, x, layers) for layers in projections)
@@ -128,9 +101,8 @@ def _project(ops: Operators, x: Value, layers: Sequence[Layer]) -> Value:
 def _loss(ops: Operators, hidden: Value) -> Value:
     """Logits a chunk of rows at a time; what is kept are the gradients, made in the same pass."""
     job, s, item = ops.job, ops.job.sizes, ops.item
-    places = Held(ops.tape.room, "activations", 2 * INDEX * job.learnt)
-    rows_H = job.learnt * s.width * item
-    picked = ops.tape.op([rows_H], [hidden], keeps=[places], slopes=[hidden.bytes])[0]
+    places = ops.kept(2 * INDEX * job.learnt)
+    picked = ops.op([job.learnt * s.width * item], [hidden], keeps=[places])[0]
     ops.tape.room.phase = "loss"
     trains, head = job.method == "full", s.vocabulary * s.width
     kernel = job.form in ("triton", "native")
@@ -141,30 +113,28 @@ def _loss(ops: Operators, hidden: Value) -> Value:
     one, rows = rows >= job.learnt, min(rows, job.learnt)
     at_loss, after = (s.vocabulary * rows * each for each in _logits(job.form, item))
     by_hidden = after + rows * s.width * item + ops.scratch(s.vocabulary, s.width, rows)
-    slope = rows_H if picked.edge is not None else 0
-    own, gradients = [("activations", slope)], list[Gradient]()
+    keeps = [ops.kept(picked.bytes if picked.edge is not None else 0)]
+    weights: list[WeightGradient] = []
     narrow = 0 if _head_is_ready(ops) else head * item
     during = max(at_loss, by_hidden)
     if trains:
         wide = device_kind(job.device).wide_products
         part = head * (WIDE if wide else item)  # of one chunk; more are summed in float32
         kept, size = part if one else head * WIDE, head * (ops.gradient if ops.copies else trained_size(job))
-        added = 0 if part == head * WIDE else head * WIDE  # a float32 copy, once slopes are gone
+        added = (
+            0 if part == head * WIDE else head * WIDE
+        )  # a float32 copy, once the logits' gradients are gone
         during = max(during - kept, after) if one else max(during, part + max(after, added))
-        gradients = [Gradient("embedding" if s.tied else "head", size)]
+        held = ops.kept(kept, "gradients")
         if kept == size:
-            gradients[0].made = Held(ops.tape.room, "gradients", kept)
-        else:  # cast on the way back
-            own.append(("gradients", kept))
-    return ops.tape.op(
-        [WIDE],
-        [picked],
-        own=own,
-        during=narrow + during,
-        during_as="logits",
-        slopes=[slope],
-        gradients=gradients,
-    )[0]
+            weights = [WeightGradient("embedding" if s.tied else "head", size, held=held)]
+        else:  # cast in the backward pass
+            weights = [WeightGradient("embedding" if s.tied else "head", size)]
+            keeps.append(held)
+        del held
+    return ops.op([WIDE], [picked], keeps=keeps, during=narrow + during, during_as="logits", weights=weights)[
+        0
+    ]
 
 
 def _head_is_ready(ops: Operators) -> bool:

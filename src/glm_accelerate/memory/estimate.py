@@ -7,27 +7,29 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 from glm_accelerate.memory.activations import forward_backward
-from glm_accelerate.memory.host import disk_items, host_items
-from glm_accelerate.memory.job import Estimate, Item, Job, Recompute, Where
+from glm_accelerate.memory.around import Divided, OffloadedBytes
+from glm_accelerate.memory.job import Estimate, Item, Job
 from glm_accelerate.memory.offload import ROOM
 from glm_accelerate.memory.operators import Operators
-from glm_accelerate.memory.optimizer_state import (
-    copied,
+from glm_accelerate.memory.rehearsal import Held, SimulatedMemory, Tape, WeightGradient
+from glm_accelerate.memory.weights import (
+    WIDE,
+    away_bytes,
     copy_bytes,
+    parameter_bytes,
     reduce_bytes,
     state_bytes,
     trained,
+    trained_size,
     update_bytes,
+    weights_of,
 )
-from glm_accelerate.memory.rehearsal import Gradient, Held, SimulatedMemory, Tape
-from glm_accelerate.memory.sharding import Divided, whole_sizes
-from glm_accelerate.memory.waiting import OffloadedBytes
-from glm_accelerate.memory.weights import SIZE, WIDE, parameter_bytes, trained_size
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.runtime.device import device_kind
+from glm_accelerate.runtime.words import amount
 
-__all__ = ["Estimate", "Item", "Job", "Recompute", "Where", "estimate"]
-
+PROCESS = 450 * 2**20  # assumed, as it depends on builds: a Python process with torch and what we import
+WRITER = 300 * 2**20  # assumed: the process that writes checkpoints
 FRAGMENTS = 0.03  # assumed: share of an allocator's memory that is free in pieces too small
 HEAP = 0.01  # ... of a heap's
 SEVERAL = 0.1  # ... of a heap's where a step has several passes: the second finds holes that the first left
@@ -50,30 +52,30 @@ def estimate(job: Job) -> Estimate:
     room.briefly(reduce_bytes(job))
     room.briefly(update_bytes(job))
     kept.clear()
-    items = _device_items(job, room)
-    return Estimate((*items, *host_items(job, moved), *disk_items(job)), room.most_phase)
+    items = (*_device_items(job, room), *_host_items(job, moved), _checkpoints(job))
+    return Estimate(items, room.most_phase)
 
 
 def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int:
     """Forward and back; gradients are added to those of the passes before. Returns what waits on the host."""
-    divided = Divided(job, room, gradients, whole_sizes(job)) if job.shards > 1 else None
+    divided = Divided(job, room, gradients) if job.shards > 1 else None
     waiting = OffloadedBytes(room) if "activations" in job.offload else None
     leaving: deque[Held] = deque()
     updating = update_bytes(job)
 
-    def learn(gradient: Gradient, made: Held) -> None:
+    def take(gradient: WeightGradient, held: Held) -> None:
         if divided is not None:
-            divided.learn(gradient, made)
+            divided.whole.append(held)
         elif job.fuse_update:
             room.briefly(updating)
         elif "optimizer" in job.offload:
-            leaving.append(made)
-            while len(leaving) > 1 and sum(held.size for held in leaving) > ROOM:
+            leaving.append(held)
+            while len(leaving) > 1 and sum(each.size for each in leaving) > ROOM:
                 leaving.popleft()
         else:  # the first stays, others are added to it
-            gradients.setdefault(gradient.weight, made)
+            gradients.setdefault(gradient.weight, held)
 
-    tape = Tape(room, learn)
+    tape = Tape(room, take)
 
     @contextmanager
     def around(number: int, learns: bool) -> Generator[None]:
@@ -86,35 +88,17 @@ def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int
 
     if divided is not None:
         divided.begin()
-    forward_backward(operators(job, tape), around)
+    forward_backward(Operators(job, tape), around)
     if divided is not None:
         divided.end()
     return 0 if waiting is None else waiting.most
 
 
-def operators(job: Job, tape: Tape) -> Operators:
-    """In this job's form and sizes."""
-    item = compute_size(job)
-    once = job.passes == 1 and job.ranks == 1
-    return Operators(
-        job=job,
-        tape=tape,
-        tokens=job.pass_tokens,
-        form=job.form,
-        item=item,
-        copies=copied(job),
-        gradient=item if once else WIDE,
-    )
-
-
-def compute_size(job: Job) -> int:
-    """Bytes of an activation; fp8 is of products alone."""
-    return SIZE["bfloat16" if job.compute == "fp8" else job.compute]
-
-
 def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
     """What was alive at the worst moment, and what no allocator counts."""
-    items = [Item(kind, room.most[kind], why) for kind, why in whys(job, room).items() if room.most.get(kind)]
+    items = [
+        Item(kind, room.most[kind], why) for kind, why in _whys(job, room).items() if room.most.get(kind)
+    ]
     assert sum(item.bytes for item in items) == room.peak
     kind = device_kind(job.device)
     if kind.context_bytes:
@@ -128,7 +112,7 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
     return items
 
 
-def whys(job: Job, room: SimulatedMemory) -> dict[str, str]:
+def _whys(job: Job, room: SimulatedMemory) -> dict[str, str]:
     """Each kind of memory and why there is so much of it, in the order of the table."""
     trains = sum(weight.rows * weight.columns for weight in trained(job))
     whole = shapes_of(job.sizes).parameters
@@ -136,15 +120,58 @@ def whys(job: Job, room: SimulatedMemory) -> dict[str, str]:
     frozen = "" if job.method == "full" else f"{whole / 1e9:.3g} B frozen in {job.base}, "
     size = {2: job.compute, 4: "float32"}[trained_size(job)]
     kept = {"off": "all that backward needs", "blocks": "of each block its input, and one block whole"}
-    how = kept[job.recompute] if isinstance(job.recompute, str) else "what the plan of recomputation keeps"
-    rows = f"{job.pass_tokens:,} tokens a pass"
     return {
         "parameters": f"{frozen}{trains / 1e6:,.4g} M trained in {size}{divided}",
         "copies": f"weights in {job.compute} beside their masters",
         "optimizer": f"{job.optimizer}'s state of {trains / 1e6:,.4g} M weights{divided}",
         "gradients": f"those that are there in the worst moment, which is: {room.most_phase}",
         "gathered": "weights and gradients of a block and its neighbour, whole, and all outside of blocks",
-        "activations": f"{rows}: {how}",
+        "activations": f"{job.pass_tokens:,} tokens a pass: {kept[job.recompute]}",
         "logits": f"of the {job.learnt:,} targets of a pass, a chunk at a time",
         "workspace": f"of the operator at work in the worst moment ({room.most_phase})",
     }
+
+
+def _host_items(job: Job, moved: int) -> list[Item]:
+    """What a run takes of the host's memory beside the device. `moved`: activations that wait there."""
+    weights = WIDE * sum(weight.part(job.shards) for weight in trained(job))
+    whole = WIDE * sum(weight.part(1) for weight in trained(job))
+    state = state_bytes(job)
+    items: list[Item] = []
+
+    def add(what: str, size: int, why: str) -> None:
+        items.append(Item(what, size, why, "host"))
+
+    if job.process:
+        why = "measured here: Python, torch, libraries' workspaces and what the heap cannot use"
+        add("process", job.process, why)
+    else:
+        libraries = device_kind(job.device).process_bytes
+        add("process", PROCESS + libraries, "assumed: Python, torch and its libraries")
+    if job.saves:
+        add("staging", weights + state, "one copy of what training moves, for the writer")
+        add("writer", WRITER, "assumed: the process that writes checkpoints")
+    if job.snapshots:
+        add("snapshot", weights, "one copy of the weights that train, for the evaluator")
+    if job.evaluator:
+        model = sum(weight.bytes(1) for weight in weights_of(job))
+        size = PROCESS + model + weights * job.shards
+        add("evaluator", size, "another process with a model of its own")
+    if job.process and job.shards > 1:
+        copies = 1 + 3 / job.ranks
+        add("gloo", int(copies * whole), f"assumed: {copies:.2g} copies of the gradients that travel")
+    if "optimizer" in job.offload:
+        wide = weights + state + weights // (2 if job.passes == 1 else 1)
+        add("optimizer", wide, "offloaded: float32 weights, moments, gradients")
+    if "weights" in job.offload:
+        add("weights", sum(away_bytes(job)), "offloaded: frozen weights of blocks")
+    if moved:
+        add("activations", moved, "offloaded until the backward pass")
+    return items
+
+
+def _checkpoints(job: Job) -> Item:
+    """Checkpoints hold weights that train and their moments; one more is there while it is written."""
+    size = WIDE * sum(weight.part(1) for weight in trained(job)) + state_bytes(job) * job.shards
+    why = f"{job.kept_saves} checkpoints and the one being written, {amount(size)} each"
+    return Item("checkpoints", size * (job.kept_saves + 1), why, "disk")

@@ -7,7 +7,6 @@ from glm_accelerate.kernels.choose import Form
 from glm_accelerate.models.sizes import Sizes
 
 Where = Literal["device", "host", "disk"]
-Recompute = Literal["off", "blocks"] | tuple[int, ...]
 ASSUMED = "assumed"  # how the reason of an item begins that could not be measured
 
 
@@ -34,7 +33,7 @@ class Job:
     documents: int = 0  # in it; 0: as many as the longest is contained
     learnt: int = 2048  # targets in it
     passes: int = 1  # of a step, on this rank
-    recompute: Recompute = "off"  # or, for each block, the bytes that a plan keeps of it besides its input
+    recompute: Literal["off", "blocks"] = "off"
     offload: frozenset[str] = frozenset()  # of activations, optimizer, weights
     fuse_update: bool = False  # a weight is updated as soon as its gradient is there
     ranks: int = 1

@@ -1,18 +1,17 @@
-"""What each operator of kernels/ makes, keeps for the way back, and needs besides, in each of its forms.
+"""What each operator of kernels/ returns, keeps for backward, and needs besides, in each of its forms.
 
 Sizes are bytes: `wide(n)` of n numbers a token in float32, `size(n)` in the dtype of activations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from glm_accelerate.kernels.choose import SHORT, Form
 from glm_accelerate.kernels.quantized import nf4_path
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.rehearsal import Gradient, Held, Tape, Value
-from glm_accelerate.memory.weights import PACKED, SIZE, WIDE, Layer, frozen_dtype, trained_size
+from glm_accelerate.memory.rehearsal import Held, Tape, Value, WeightGradient
+from glm_accelerate.memory.weights import PACKED, SIZE, WIDE, Layer, copied, frozen_dtype, trained_size
 
 UNPACKED = 1 << 22  # weights that kernels/quantized.py unpacks at once
 # oneDNN's scratch memory for a product in bfloat16 on a CPU, measured on one thread (two: up to twice that):
@@ -22,19 +21,28 @@ MULTIPROCESSORS = 132  # of an H100 or H200
 FUSED: tuple[Form, ...] = ("native", "triton", "compiled")
 
 
-@dataclass(slots=True)
 class Operators:
-    """Of a forward pass of `tokens`. `copies`: trained matrices are there in the activations' dtype, too."""
+    """The operators of a job's forward pass, recorded on a tape."""
 
-    job: Job
-    tape: Tape
-    tokens: int
-    form: Form
-    item: int  # bytes of an activation
-    copies: bool
-    gradient: int  # bytes of a number of a matrix's gradient, where there are copies
-    block: int = -1
-    weight: int = 0  # within the block
+    def __init__(self, job: Job, tape: Tape) -> None:
+        self.job, self.tape, self.op = job, tape, tape.op
+        self.tokens, self.form = job.pass_tokens, job.form
+        self.item = SIZE["bfloat16" if job.compute == "fp8" else job.compute]  # bytes of an activation
+        self.copies = copied(job)  # trained matrices are there in the activations' dtype, too
+        # Bytes of a number of a matrix's gradient, where there are copies.
+        self.gradient = self.item if job.passes == 1 and job.ranks == 1 else WIDE
+        self.block = self.weight = -1  # which weight of which block comes next
+        self.H = self.size(job.sizes.width)
+
+    def size(self, numbers: int) -> int:
+        return self.tokens * numbers * self.item
+
+    def wide(self, numbers: int) -> int:
+        return self.tokens * numbers * WIDE
+
+    def kept(self, size: int, kind: str = "activations") -> Held:
+        """What an operator keeps of its own, beside its inputs and results."""
+        return Held(self.tape.room, kind, size)
 
     def scratch(self, inner: int, outer: int, rows: int | None = None) -> int:
         """What a product of so many rows (all tokens) has besides."""
@@ -47,170 +55,141 @@ class Operators:
         """What follows belongs to this block."""
         self.block, self.weight = block, 0
 
-    def learn(self, size: int, part: int = 0, block: int | None = None) -> Gradient:
+    def learn(self, size: int, part: int = 0, block: int | None = None) -> WeightGradient:
         """The gradient of the next weight; `block`: whose it is, if another block has it, too."""
         self.weight += 1
-        return Gradient((self.block if block is None else block, self.weight), size, part)
-
-    def size(self, numbers: int) -> int:
-        return self.tokens * numbers * self.item
-
-    def wide(self, numbers: int) -> int:
-        return self.tokens * numbers * WIDE
-
-    @property
-    def H(self) -> int:
-        return self.size(self.job.sizes.width)
+        return WeightGradient((self.block if block is None else block, self.weight), size, part)
 
     # Norms and sums.
 
     def norm(self, x: Value, trains: bool) -> Value:
         """x / rms(x) * weight."""
-        if self.form not in FUSED:
-            return self._eager_norm(x, trains)
-        own, gradients = self._of_norms(1, trains)
-        return self.tape.op([self.H], [x], keeps=[x], own=own, slopes=[self.H], gradients=gradients)[0]
+        if self.form in FUSED:
+            return self._fused_norms(1, [x], [x], trains)[0]
+        s, numbers = self.job.sizes, self.wide(self.job.sizes.width)
+        narrow = self.item < WIDE
+        # Forward: x in float32. Backward: x and its gradient in float32, and their product.
+        back = max(3 * numbers - self.H, 2 * numbers) if narrow else numbers
+        return self.op(
+            [self.H],
+            [x],
+            keeps=[x, self.kept(self.wide(1))],
+            during=numbers if narrow else 0,
+            back=back + (numbers if trains else 0),
+            weights=[self.learn(WIDE * s.width)] if trains else (),
+        )[0]
 
     def sum_norm(self, x: Value, branch: Value, trains: bool) -> tuple[Value, Value]:
         """y = x + branch, and its norm."""
         if self.form not in ("native", "triton"):
             y = self.add(x, branch)
             return y, self.norm(y, trains)
-        own, gradients = self._of_norms(1, trains)
-        made = self.tape.op(
-            [self.H, self.H],
-            [x, branch],
-            keeps_outs=[0],
-            own=own,
-            slopes=[self.H, "first"],
-            gradients=gradients,
-        )
-        return made[0], made[1]
+        y, normed = self._fused_norms(1, [x, branch], [], trains, outs=2, keeps_first=True, shared=True)
+        return y, normed
 
     def sandwich(self, x: Value, branch: Value, trains: bool) -> tuple[Value, Value]:
         """y = x + norm(branch), and its norm."""
         if self.form not in FUSED:
             y = self.add_norm(x, branch, trains)
             return y, self.norm(y, trains)
-        own, gradients = self._of_norms(2, trains)
-        made = self.tape.op(
-            [self.H, self.H],
-            [x, branch],
-            keeps=[branch],
-            keeps_outs=[0],
-            own=own,
-            slopes=[self.H, self.H],
-            gradients=gradients,
-        )
-        return made[0], made[1]
+        y, normed = self._fused_norms(2, [x, branch], [branch], trains, outs=2, keeps_first=True)
+        return y, normed
 
     def add_norm(self, x: Value, branch: Value, trains: bool) -> Value:
         """x + norm(branch)."""
         if self.form not in FUSED:
             return self.add(x, self.norm(branch, trains))
-        own, gradients = self._of_norms(1, trains)
         native = self.form == "native"
-        return self.tape.op(
-            [self.H],
-            [x, branch],
-            keeps=[branch],
-            keeps_outs=[0] if native else [],
-            own=own,
-            slopes=[self.H if native else "through", self.H],
-            gradients=gradients,
-        )[0]
+        through = () if native else (0,)
+        return self._fused_norms(1, [x, branch], [branch], trains, keeps_first=native, through=through)[0]
 
     def add(self, x: Value, branch: Value) -> Value:
-        return self.tape.op([x.bytes], [x, branch], slopes=["through", "through"])[0]
+        return self.op([x.bytes], [x, branch], through=(0, 1))[0]
 
-    def _of_norms(self, count: int, trains: bool) -> tuple[list[tuple[str, int]], list[Gradient]]:
-        """One number a row of each, and its weight in float32 where C++ reads a narrow one."""
-        s = self.job.sizes
+    def _fused_norms(
+        self,
+        count: int,
+        inputs: Sequence[Value],
+        keeps: Sequence[Value],
+        trains: bool,
+        outs: int = 1,
+        keeps_first: bool = False,
+        through: Sequence[int] = (),
+        shared: bool = False,
+    ) -> list[Value]:
+        """One kernel with so many norms. It keeps one number a row of each, and its weight in float32 where
+        C++ reads a narrow one.
+        """
+        width = WIDE * self.job.sizes.width
         narrow = self.form == "native" and not trains and SIZE[frozen_dtype(self.job)] < WIDE
-        own = [("activations", count * (self.wide(1) + (WIDE * s.width if narrow else 0)))]
-        return own, [self.learn(WIDE * s.width) for _ in range(count * trains)]
-
-    def _eager_norm(self, x: Value, trains: bool) -> Value:
-        s, numbers = self.job.sizes, self.wide(self.job.sizes.width)
-        narrow = self.item < WIDE
-        # There: x in float32. Back: x and its slope in float32 and their product; the result is narrow.
-        back = max(3 * numbers - self.H, 2 * numbers) if narrow else numbers
-        return self.tape.op(
-            [self.H],
-            [x],
-            keeps=[x],
-            own=[("activations", self.wide(1))],
-            during=numbers if narrow else 0,
-            slopes=[self.H],
-            back=back + (numbers if trains else 0),
-            gradients=[self.learn(WIDE * s.width)] if trains else (),
-        )[0]
+        return self.op(
+            [self.H] * outs,
+            inputs,
+            keeps=[*keeps, self.kept(count * (self.wide(1) + (width if narrow else 0)))],
+            keeps_first=keeps_first,
+            through=through,
+            shared=shared,
+            weights=[self.learn(width) for _ in range(count * trains)],
+        )
 
     # Linear layers.
 
     def linear(self, x: Value, layer: Layer) -> Value:
         """A layer of a block: plain, packed, with an adapter, or both."""
-        apart = self._packed if self.job.base in PACKED and not layer.trains else None
         if self.job.compute == "fp8":
-            apart = self._eight
-        if apart is not None:
-            out = apart(x, layer)
-            return self._adapter(out, x, layer) if layer.adapted else out
-        return self._lora(x, layer) if layer.adapted else self._plain(x, layer)
+            out = self._eight(x, layer)
+        elif self.job.base in PACKED and not layer.trains:
+            out = self._packed(x, layer)
+        else:
+            return self._lora(x, layer) if layer.adapted else self._plain(x, layer)
+        return self._adapter(out, x, layer) if layer.adapted else out
 
     def _plain(self, x: Value, layer: Layer) -> Value:
-        narrow = self._narrow(layer)
-        gradients: list[Gradient] = []
+        gradients: list[WeightGradient] = []
         if layer.trains:
             size = self.gradient if self.copies else trained_size(self.job)
             part = layer.weights * self.item if size != self.item else 0
             gradients = [self.learn(layer.weights * size, part, layer.blocks[0])]
             gradients += [self.learn(layer.outputs * WIDE, 0, layer.blocks[0])] if layer.bias else []
-        return self.tape.op(
+        return self.op(
             [self.size(layer.outputs)],
             [x],
-            keeps=[x] if layer.trains else [],
-            own=[("copies", narrow)],
+            keeps=[*([x] if layer.trains else []), self._narrow(layer)],
             during=self.scratch(layer.inputs, layer.outputs),
-            slopes=[self.size(layer.inputs)],
             back=self.scratch(layer.outputs, layer.inputs),
-            gradients=gradients,
+            weights=gradients,
         )[0]
 
-    def _narrow(self, layer: Layer) -> int:
+    def _narrow(self, layer: Layer) -> Held:
         """A copy of the weight in the dtype of activations, where it is kept in another."""
         if layer.trains:
             ready = self.copies or self.item == trained_size(self.job)
-            return 0 if ready else layer.weights * self.item
-        return 0 if SIZE[frozen_dtype(self.job)] == self.item else layer.weights * self.item
+        else:
+            ready = self.item == SIZE[frozen_dtype(self.job)]
+        return self.kept(0 if ready else layer.weights * self.item, "copies")
 
     def _lora(self, x: Value, layer: Layer) -> Value:
         """A layer that adds its adapter into its own output."""
-        I, r = self.size(layer.inputs), self.size(self.job.rank)
-        mask, drops = self._mask(layer)
-        native = self.form == "native"
-        # Back, besides the slope of x: its part through the adapter.
-        through = I if x.edge is not None and not native else (I if drops else 0)
-        return self.tape.op(
+        through, native = self._dropped(layer), self.form == "native"
+        back = x.bytes if x.edge is not None else through  # x's gradient through the adapter
+        ends = (layer.inputs, layer.outputs)
+        return self.op(
             [self.size(layer.outputs)],
             [x],
-            keeps=[x],
-            own=[("copies", self._narrow(layer)), ("activations", mask + r)],
-            during=max(self.scratch(layer.inputs, layer.outputs), 0 if native or not drops else I),
-            slopes=[I],
-            back=max(self.scratch(layer.outputs, layer.inputs), (0 if native else through) + 2 * r),
-            gradients=self._of_adapter(layer),
+            keeps=[x, self._narrow(layer), self._adapter_kept(layer)],
+            during=max(self.scratch(*ends), 0 if native else through),
+            back=max(self.scratch(*reversed(ends)), (0 if native else back) + 2 * self.size(self.job.rank)),
+            weights=self._adapter_gradients(layer),
         )[0]
 
     def _packed(self, x: Value, layer: Layer) -> Value:
         """The wide weight lives only while it is used."""
         chunk = min(layer.weights, max(layer.inputs, UNPACKED)) * unpacking(self.job)
         wide, ends = layer.weights * self.item, (layer.inputs, layer.outputs)
-        return self.tape.op(
+        return self.op(
             [self.size(layer.outputs)],
             [x],
             during=wide + max(chunk, self.scratch(*ends)),
-            slopes=[self.size(layer.inputs)],
             back=wide + max(chunk, self.scratch(*reversed(ends))),
         )[0]
 
@@ -218,45 +197,42 @@ class Operators:
         """Both are rounded to 8 bits for each product; x is kept so for a weight that learns. A matrix that a
         product sums along its rows is laid out anew.
         """
-        given, made = self.tokens * layer.inputs, self.tokens * layer.outputs
-        back = max(made + 2 * layer.weights, (2 * made + given) * layer.trains)
-        return self.tape.op(
+        given, out = self.tokens * layer.inputs, self.tokens * layer.outputs
+        gradient = (layer.weights * WIDE, layer.weights * self.item, layer.blocks[0])
+        return self.op(
             [self.size(layer.outputs)],
             [x],
-            own=[("activations", given if layer.trains else 0)],
+            keeps=[self.kept(given if layer.trains else 0)],
             during=given + layer.weights,
-            slopes=[self.size(layer.inputs)],
-            back=back,
-            gradients=[self.learn(layer.weights * WIDE, layer.weights * self.item, layer.blocks[0])]
-            if layer.trains
-            else (),
+            back=max(out + 2 * layer.weights, (2 * out + given) * layer.trains),
+            weights=[self.learn(*gradient)] if layer.trains else (),
         )[0]
 
     def _adapter(self, out: Value, x: Value, layer: Layer) -> Value:
-        """Added into what a packed layer made, in place: the same memory with another way back."""
-        I, r = self.size(layer.inputs), self.size(self.job.rank)
-        mask, drops = self._mask(layer)
-        return self.tape.op(
+        """Added into what a packed layer returned, in place: the same memory with another backward pass."""
+        through = self._dropped(layer)
+        return self.op(
             [out.bytes],
             [out, x],
-            keeps=[x],
-            own=[("activations", mask + r)],
-            during=I if drops else 0,
+            keeps=[x, self._adapter_kept(layer)],
+            during=through,
             of=out,
-            slopes=["through", I],
-            back=(I if drops else 0) + 2 * r,
-            gradients=self._of_adapter(layer),
+            through=(0,),
+            back=through + 2 * self.size(self.job.rank),
+            weights=self._adapter_gradients(layer),
         )[0]
 
-    def _mask(self, layer: Layer) -> tuple[int, bool]:
-        """Bytes of the mask of a dropout that are kept; whether what passes it is another tensor."""
-        drops = self.job.dropout > 0
-        seeded = self.form == "triton" or (self.form == "native" and self.job.base not in PACKED)
-        return (self.size(layer.inputs) if drops and not seeded else 0), drops
+    def _dropped(self, layer: Layer) -> int:
+        """What passes a dropout is another tensor."""
+        return self.size(layer.inputs) if self.job.dropout > 0 else 0
 
-    def _of_adapter(self, layer: Layer) -> list[Gradient]:
-        ends = (layer.inputs, layer.outputs)
-        sizes = [self.job.rank * end * WIDE for end in ends]
+    def _adapter_kept(self, layer: Layer) -> Held:
+        """What is between its two products, and the mask of a dropout unless a seed stands for it."""
+        seeded = self.form == "triton" or (self.form == "native" and self.job.base not in PACKED)
+        return self.kept((0 if seeded else self._dropped(layer)) + self.size(self.job.rank))
+
+    def _adapter_gradients(self, layer: Layer) -> list[WeightGradient]:
+        sizes = (self.job.rank * end * WIDE for end in (layer.inputs, layer.outputs))
         return [self.learn(size, size, layer.blocks[0]) for size in sizes]
 
     # The gated unit, and rotary positions.
@@ -264,13 +240,12 @@ class Operators:
     def swiglu(self, gate_up: Value) -> Value:
         """silu(gate) * up."""
         F = self.size(self.job.sizes.mlp_width)
-        back = 0 if self.form in FUSED else F
-        return self.tape.op([F], [gate_up], keeps=[gate_up], slopes=[2 * F], back=back)[0]
+        return self.op([F], [gate_up], keeps=[gate_up], back=0 if self.form in FUSED else F)[0]
 
     def rope(self, x: Value, heads: int) -> Value:
         """Pairs as complex numbers in float32, and their product, unless it is a kernel."""
         turned = 0 if self.form == "triton" else 2 * self.wide(heads * self.job.sizes.rope_width)
-        return self.tape.op([x.bytes], [x], during=turned, slopes=[x.bytes], back=turned)[0]
+        return self.op([x.bytes], [x], during=turned, back=turned)[0]
 
     # Attention.
 
@@ -279,73 +254,56 @@ class Operators:
         s = self.job.sizes
         query = self.size(s.heads * s.head_width)
         if self.form == "native" and not prefix:
-            return self._kept(q, k, v, table, back=0)
+            return self._attend(q, k, v, table, back=0)
         q, k = self.rope(q, s.heads), self.rope(k, s.kv_heads)
         if self.job.device == "cpu":
             return self._by_document(q, k, v, prefix)
         if prefix:
-            k, v = (self._behind(each, before) for each, before in zip((k, v), prefix, strict=True))
-        # Flash attention sums the slope of q in float32, in as many parts as its deterministic form needs to
-        # keep all multiprocessors busy; keys' and values' are made for every query head.
+            numbers = self._prefix_tokens * s.kv_heads * s.head_width
+            k, v = self._behind(prefix, [k, v], numbers * self.item)
+        # Flash attention sums the gradient of q in float32, in as many parts as its deterministic form needs
+        # to keep all multiprocessors busy; keys' and values' are computed for every query head.
         parts = -(-MULTIPROCESSORS // (self.documents * s.heads))
         repeated = 2 * query if s.heads > s.kv_heads else 0
         back = self.wide(s.heads * (parts * s.head_width + 1)) + repeated
-        return self._kept(q, k, v, table, back=back)
+        return self._attend(q, k, v, table, back=back)
 
     @property
     def documents(self) -> int:
         return self.job.documents or -(-self.tokens // self.job.longest)
 
-    def _behind(self, x: Value, prefix: Value) -> Value:
-        """A copy with the prefix before each document."""
-        s = self.job.sizes
-        copies = self.documents * self.job.prefix_tokens * s.kv_heads * s.head_width * self.item
-        return self.tape.op(
-            [x.bytes + copies], [x, prefix], during=copies, slopes=[x.bytes, prefix.bytes], back=copies
-        )[0]
+    @property
+    def _prefix_tokens(self) -> int:
+        return self.documents * self.job.prefix_tokens
 
-    def _kept(self, q: Value, k: Value, v: Value, table: Held, back: int) -> Value:
-        """A kernel that keeps what it read and made, and one number a query."""
-        return self.tape.op(
-            [q.bytes],
-            [q, k, v],
-            keeps=[q, k, v, table],
-            keeps_outs=[0],
-            own=[("activations", self.wide(self.job.sizes.heads))],
-            slopes=[q.bytes, k.bytes, v.bytes],
-            back=back,
-        )[0]
+    def _behind(self, prefix: Sequence[Value], keys_values: Sequence[Value], size: int) -> list[Value]:
+        """Copies with the prefix before each document."""
+        pairs = zip(keys_values, prefix, strict=True)
+        return [self.op([x.bytes + size], [x, p], during=size, back=size)[0] for x, p in pairs]
+
+    def _attend(self, q: Value, k: Value, v: Value, *also: Held, back: int = 0) -> Value:
+        """A kernel that keeps what it reads and returns, and one number a query."""
+        own = self.kept(self.wide(self.job.sizes.heads))
+        return self.op([q.bytes], [q, k, v], keeps=[q, k, v, own, *also], keeps_first=True, back=back)[0]
 
     def _by_document(self, q: Value, k: Value, v: Value, prefix: Sequence[Value]) -> Value:
         """torch's attention on a CPU: keys and values repeated for every head, short documents in float32."""
         s, query = self.job.sizes, q.bytes
         if s.heads > s.kv_heads:
-            k, v = (self.tape.op([query], [x], slopes=[x.bytes])[0] for x in (k, v))
+            k, v = (self.op([query], [x])[0] for x in (k, v))
         item = WIDE if self.job.longest <= SHORT else self.item
-        size = query // self.item * item
         if item != self.item:
-            q, k, v = (self.tape.op([size], [x], slopes=[x.bytes])[0] for x in (q, k, v))
-        own = [("activations", self.wide(s.heads))]
+            size = query // self.item * item
+            q, k, v = (self.op([size], [x])[0] for x in (q, k, v))
+        masks: list[Held] = []
         if prefix:  # before every head's keys and values, with a mask
-            before = self.documents * self.job.prefix_tokens
-            more = before * s.heads * s.head_width * item
-            k, v = (
-                self.tape.op([size + more], [x, p], during=more, slopes=[size, p.bytes], back=more)[0]
-                for x, p in zip((k, v), prefix, strict=True)
-            )
-            own.append(("activations", self.tokens * (self.job.longest + self.job.prefix_tokens) * item))
-        made = self.tape.op(
-            [size],
-            [q, k, v],
-            keeps=[q, k, v],
-            keeps_outs=[0],
-            own=own,
-            slopes=[q.bytes, k.bytes, v.bytes],
-        )[0]
-        if made.bytes != query:
-            made = self.tape.op([query], [made], slopes=[made.bytes])[0]
-        whole = self.documents == 1
-        return made if whole else self.tape.op([query], [made], slopes=["through"])[0]
+            k, v = self._behind(prefix, [k, v], self._prefix_tokens * s.heads * s.head_width * item)
+            masks = [self.kept(self.tokens * (self.job.longest + self.job.prefix_tokens) * item)]
+        out = self._attend(q, k, v, *masks)
+        masks.clear()
+        if out.bytes != query:
+            out = self.op([query], [out])[0]
+        return out if self.documents == 1 else self.op([query], [out], through=(0,))[0]
 
     def prefix(self) -> list[Value]:
         """Learnt keys and values of every layer, views of one tensor, with a dropout before."""
@@ -353,10 +311,10 @@ class Operators:
         each = self.job.prefix_tokens * s.kv_heads * s.head_width * WIDE
         size = each * 2 * s.layers
         noise = size if self.job.dropout else 0
-        rows = self.tape.op(
-            [noise], [], own=[("activations", noise)], back=noise, gradients=[self.learn(size)]
-        )[0]
-        return self.tape.op([each] * 2 * s.layers, [rows], of=rows, slopes=[size])
+        parameter = None if noise else self.kept(0)  # without a dropout they are views of the parameter
+        weights = [self.learn(size)]
+        rows = self.op([size], [], keeps=[self.kept(noise)], of=parameter, back=noise, weights=weights)[0]
+        return self.op([each] * 2 * s.layers, [rows], of=rows)
 
 
 def unpacking(job: Job) -> int:

@@ -5,10 +5,6 @@ by kind, is the prediction.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-# Of an operator's way back: the slope that came is passed on, or that made for the first input.
-Passed = Literal["through", "first"]
 
 
 class SimulatedMemory:
@@ -46,19 +42,14 @@ class Held:
 
 
 class Edge:
-    """Where the slope of a value is summed."""
+    """Where the gradient of a value is summed: the first stays, the others are added to it."""
 
-    slope: Held | None = None
-
-    def add(self, slope: Held) -> None:
-        """The first stays, the others are added to it."""
-        if self.slope is None:
-            self.slope = slope
+    gradient: Held | None = None
 
 
 class Value(Held):
-    """What an operator made. Without an edge no gradient is wanted of it. A view takes no memory of its own,
-    and keeps what it looks into.
+    """What an operator returned. Without an edge no gradient is wanted of it. A view takes no memory of its
+    own, and keeps what it looks into.
     """
 
     def __init__(self, room: SimulatedMemory, size: int, edge: Edge | None, of: Held | None = None) -> None:
@@ -67,25 +58,26 @@ class Value(Held):
 
 
 @dataclass(slots=True)
-class Gradient:
-    """Of a weight: its bytes, those of the product that it is cast from, and what was made of it before."""
+class WeightGradient:
+    """Its bytes, those of the product that it is cast from, and what the forward pass has computed of it."""
 
     weight: object
     size: int
     part: int = 0
-    made: Held | None = None
+    held: Held | None = None
 
 
 @dataclass(slots=True)
 class Node:
-    """The way back of an operator."""
+    """The backward pass of an operator."""
 
     outs: list[Edge]
-    inputs: list[Edge | None]
+    inputs: list[tuple[Edge | None, int]]  # and the bytes of their gradients
     kept: list[Held]
-    slopes: Sequence[int | Passed]
+    through: Sequence[int]
+    shared: bool
     back: int
-    gradients: Sequence[Gradient]
+    weights: Sequence[WeightGradient]
 
 
 @dataclass(slots=True)
@@ -93,7 +85,7 @@ class Tape:
     """Records operators, and plays them backwards."""
 
     room: SimulatedMemory
-    learns: Callable[[Gradient, Held], None]  # takes the gradient of a weight
+    take: Callable[[WeightGradient, Held], None]  # the gradient of a weight
     nodes: list[Node | Callable[[], None]] = field(default_factory=list["Node | Callable[[], None]"])
     on: bool = True
 
@@ -103,51 +95,51 @@ class Tape:
         inputs: Sequence[Value],
         *,
         keeps: Sequence[Held] = (),
-        keeps_outs: Sequence[int] = (),
-        own: Sequence[tuple[str, int]] = (),
+        keeps_first: bool = False,
         during: int = 0,
         during_as: str = "workspace",
         of: Held | None = None,
-        slopes: Sequence[int | Passed] = (),
+        through: Sequence[int] = (),
+        shared: bool = False,
         back: int = 0,
-        gradients: Sequence[Gradient] = (),
+        weights: Sequence[WeightGradient] = (),
     ) -> list[Value]:
-        """An operator: bytes of what it makes; what it keeps for the way back, of others and of its `own`;
-        what it has besides `during` the way there and `back`; bytes of the slopes that it makes for inputs.
-        What it makes are views `of` another piece, if that is given.
+        """An operator: bytes of its results, views `of` another piece if that is given; what it keeps for
+        backward, its first result too where `keeps_first`; bytes besides, `during` forward and `back`.
+
+        The gradient of an input has the input's bytes, but the one that came is handed `through` to inputs of
+        these numbers, and where it is `shared` the first input's is that of all.
         """
-        learns = self.on and (bool(gradients) or any(each.edge for each in inputs))
-        held = [Held(self.room, kind, size) for kind, size in own]
-        made = [Value(self.room, size, Edge() if learns else None, of) for size in outs]
+        learns = self.on and (bool(weights) or any(each.edge for each in inputs))
+        results = [Value(self.room, size, Edge() if learns else None, of) for size in outs]
         self.room.briefly(during, during_as)
         if learns:
-            edges = [out.edge for out in made if out.edge]
-            kept = [*held, *keeps, *(made[index] for index in keeps_outs)]
-            self.nodes.append(Node(edges, [each.edge for each in inputs], kept, slopes, back, gradients))
-        return made
+            edges = [out.edge for out in results if out.edge]
+            kept = [*keeps, *(results[:1] if keeps_first else [])]
+            ends = [(each.edge, each.bytes) for each in inputs]
+            self.nodes.append(Node(edges, ends, kept, through, shared, back, weights))
+        return results
 
     def mark(self, run: Callable[[], None]) -> None:
-        """Something to be done when the way back comes by here."""
+        """Something to be done when the backward pass comes by here."""
         if self.on:
             self.nodes.append(run)
 
-    def again(self, run: Callable[[], Value], learns: bool, kept: int = 0) -> Value:
-        """What `run` makes. It runs once more on the way back, until when `kept` bytes are all that stays."""
+    def again(self, run: Callable[[], Value], learns: bool) -> Value:
+        """What `run` returns. It runs once more in the backward pass, and keeps nothing until then."""
         on, self.on = self.on, False
-        made = run()
+        result = run()
         self.on = on
         if on and learns:
-            edge = made.edge = Edge()
-            stays = [Held(self.room, "activations", kept)]
+            edge = result.edge = Edge()
 
             def replay() -> None:
-                stays.clear()
                 again = run().edge
                 assert again is not None
-                again.slope, edge.slope = edge.slope, None
+                again.gradient, edge.gradient = edge.gradient, None
 
             self.nodes.append(replay)
-        return made
+        return result
 
     def backward(self) -> None:
         """From the last operator to the first; what each has kept goes when it is done."""
@@ -156,29 +148,29 @@ class Tape:
             if not isinstance(node, Node):
                 node()
                 continue
-            came = [edge.slope for edge in node.outs if edge.slope is not None]
+            came = [edge.gradient for edge in node.outs if edge.gradient is not None]
             for edge in node.outs:
-                edge.slope = None
+                edge.gradient = None
             if came:
                 self._back(node, came)
 
     def _back(self, node: Node, came: list[Held]) -> None:
-        made: list[Held | None] = []
-        for edge, slope in zip(node.inputs, node.slopes, strict=True):
-            if slope == "through":
-                made.append(came[0])
-            elif slope == "first":
-                made.append(made[0])
+        passed: list[Held | None] = []
+        for number, (edge, size) in enumerate(node.inputs):
+            if number in node.through:
+                passed.append(came[0])
+            elif node.shared and number:
+                passed.append(passed[0])
             else:
-                made.append(Held(self.room, "workspace", slope) if edge is not None else None)
-        found = [each.made or Held(self.room, "gradients", each.size) for each in node.gradients]
-        self.room.briefly(node.back + max((each.part for each in node.gradients), default=0))
+                passed.append(None if edge is None else Held(self.room, "workspace", size))
+        weights = [each.held or Held(self.room, "gradients", each.size) for each in node.weights]
+        self.room.briefly(node.back + max((each.part for each in node.weights), default=0))
         node.kept.clear()
         came.clear()
-        for gradient, held in zip(node.gradients, found, strict=True):
-            gradient.made = None
-            self.learns(gradient, held)
-        found.clear()
-        for edge, slope in zip(node.inputs, made, strict=True):
-            if edge is not None and slope is not None:
-                edge.add(slope)
+        for gradient, held in zip(node.weights, weights, strict=True):
+            gradient.held = None
+            self.take(gradient, held)
+        weights.clear()
+        for (edge, _), held in zip(node.inputs, passed, strict=True):
+            if edge is not None and edge.gradient is None:
+                edge.gradient = held

@@ -1,4 +1,6 @@
-"""What a model keeps for good: which weights there are, which of them train, and the bytes of each."""
+"""What a model and its optimizer keep for good: which weights there are, which of them train, the bytes of
+each and of its state; and what an update needs besides, as in optim/.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ WIDE = 4  # bytes of a weight that trains, of its gradient where that is a sum, 
 LEAST_MOVED = 2**16  # bytes of a frozen weight that memory/frozen.py moves
 PACKED = ("nf4", "int8", "fp8")
 MATRICES = ("matrix", "head")  # that are multiplied with
+LEAST_PACKED, SCALED = 4096, 256  # of adamw8bit: numbers of a moment that is packed, and of one scale
+BUCKET = 32 * 2**20  # bytes of gradients that ranks sum at once (parallel/reduce.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Weight:
     block: int  # -1: outside of blocks
     rows: int
     columns: int
-    itemsize: float
+    itemsize: int
     trains: bool
     shared: bool = False  # by several blocks
 
@@ -47,10 +51,13 @@ class Weight:
         """Numbers of the largest part."""
         return -(-self.rows // shards) * self.columns
 
+    def bytes(self, shards: int) -> int:
+        return self.part(shards) * self.itemsize
+
 
 def parameter_bytes(job: Job) -> int:
     """This rank's part of all parameters, on the device."""
-    every = sum(_bytes(weight, job.shards) for weight in weights_of(job))
+    every = sum(weight.bytes(job.shards) for weight in weights_of(job))
     if "weights" not in job.offload:
         return every
     away = away_bytes(job)
@@ -61,14 +68,10 @@ def away_bytes(job: Job) -> list[int]:
     """Of each block's frozen weights that live on the host; two neighbours' are on the device at a time."""
     away = [0] * job.sizes.layers
     for weight in weights_of(job):
-        size = _bytes(weight, job.shards)
+        size = weight.bytes(job.shards)
         if weight.block >= 0 and not (weight.trains or weight.shared) and size >= LEAST_MOVED:
             away[weight.block] += size
     return away
-
-
-def _bytes(weight: Weight, shards: int) -> int:
-    return int(weight.part(shards) * weight.itemsize)
 
 
 def projections_of(job: Job, block: int) -> list[list[Layer]]:
@@ -143,3 +146,60 @@ def _packed(kind: str, layer: Layer, block: int, shared: bool) -> Iterator[Weigh
     else:
         yield Weight("packed", block, layer.outputs, layer.inputs, 1, False, shared)
         yield Weight("small", block, layer.outputs, 1, 4, False)
+
+
+def state_bytes(job: Job) -> int:
+    """Of all weights that train: this rank's part."""
+    return sum(moments(job.optimizer, weight, job.shards) for weight in trained(job))
+
+
+def trained(job: Job) -> Iterator[Weight]:
+    return (weight for weight in weights_of(job) if weight.trains)
+
+
+def moments(optimizer: str, weight: Weight, shards: int) -> int:
+    """Bytes of state of one weight, its count of steps included."""
+    numbers = weight.part(shards)
+    if optimizer == "adafactor":
+        rows = -(-weight.rows // shards)
+        return WIDE * (numbers if weight.columns == 1 else rows + weight.columns) + WIDE
+    if optimizer == "adamw8bit" and numbers >= LEAST_PACKED and numbers % SCALED == 0:
+        return (
+            2 * (numbers + numbers // SCALED * WIDE + 256 * WIDE) + WIDE
+        )  # codes, scales, a table of levels
+    return 2 * WIDE * numbers + WIDE
+
+
+def update_bytes(job: Job) -> int:
+    """What the update of weights takes beside gradients and state, at its worst moment."""
+    sizes = [weight.part(job.shards) * WIDE for weight in trained(job) if weight.columns > 1]
+    if job.optimizer == "adafactor":
+        if job.fuse_update:
+            return max(sizes, default=0)
+        return max(map(sum, pairwise([0, *sizes])))  # one lives until the next is there
+    # Both moments of one weight, wide: measured on a CPU, where torchao's compiled update takes just that.
+    return 2 * max(sizes, default=0) if job.optimizer == "adamw8bit" else 0
+
+
+def reduce_bytes(job: Job) -> int:
+    """Gradients that ranks sum at once, where each holds the whole model."""
+    if job.ranks == 1 or job.shards > 1:
+        return 0
+    most = size = 0
+    for weight in trained(job):
+        if size >= BUCKET:
+            size = 0
+        size += weight.part(1) * WIDE
+        most = max(most, size)
+    return most
+
+
+def copied(job: Job) -> bool:
+    """Whether every trained matrix is kept in the dtype of activations, too (optim/one_pass.py)."""
+    own = job.form == "native" and job.optimizer == "adamw" and job.shards == 1
+    return own and job.method in ("full", "freeze")
+
+
+def copy_bytes(job: Job) -> int:
+    """Of those copies, in bfloat16; an embedding, and a head that is one, have none."""
+    return 2 * sum(weight.part(1) for weight in trained(job) if weight.kind in MATRICES) * copied(job)

@@ -131,11 +131,7 @@ def _flops(job: Job, work: Work, padding: float) -> float:
 
 def _recomputed(job: Job) -> float:
     """The share of the blocks' forward pass that is done twice."""
-    if job.recompute == "off":
-        return 0.0
-    if job.recompute == "blocks":
-        return 1.0
-    return job.recompute.count(0) / len(job.recompute)
+    return 0.0 if job.recompute == "off" else 1.0
 
 
 def _travels(job: Job, block: int) -> float:

@@ -163,7 +163,7 @@ class Ladder:
             return inf
         job, layers = setting.job, setting.job.sizes.layers
         few = FEW + (job.last if job.method == "freeze" else 0)
-        if layers <= 2 * few or not isinstance(job.recompute, str):
+        if layers <= 2 * few:
             return _needed(job, self._estimate(job))
         shallow, deep = (replace(job, sizes=replace(job.sizes, layers=few + more)) for more in (0, FEW))
         least, more = (_needed(one, self._estimate(one)) for one in (shallow, deep))

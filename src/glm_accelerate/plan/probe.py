@@ -89,8 +89,7 @@ def short(job: Job, slow: Speed) -> tuple[Job, Work]:
     """A step of the model on one rank, and what it computes: of fewer blocks, and then of fewer tokens, where
     all of it would take too long.
     """
-    whole = job.recompute if isinstance(job.recompute, str) else "blocks"
-    small = replace(job, recompute=whole, ranks=1, shards=1, passes=min(2, job.passes))
+    small = replace(job, ranks=1, shards=1, passes=min(2, job.passes))
 
     def long() -> bool:
         return run_seconds(small, _work(small), slow) > LONGEST

@@ -8,7 +8,7 @@ import torch
 
 from glm_accelerate.data.store import Int32s
 from glm_accelerate.data.types import Step
-from glm_accelerate.memory.host import PROCESS
+from glm_accelerate.memory.estimate import PROCESS
 from glm_accelerate.memory.job import ASSUMED
 from glm_accelerate.memory.monitor import MARGIN, Monitor, crowded, others_on, ran_out
 from glm_accelerate.plan.run_plan import RunPlan

@@ -11,7 +11,6 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.memory.cases import CHATGLM, LARGE, LARGE_FULL, SMALL
 from benchmarks.memory.tracked import allocations, borrowed, measure, most_between
 from glm_accelerate.kernels.native.build import lacking
-from glm_accelerate.memory.activations import segments
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.shapes import shapes_of
@@ -118,20 +117,6 @@ def test_every_lever_lowers_the_peak_and_says_where_it_went() -> None:
     base = [estimate(replace(LARGE, base=base)).peak for base in ("bfloat16", "int8", "nf4")]
     assert base == sorted(base, reverse=True)
     assert estimate(replace(LARGE, offload=frozenset({"weights"}))).peak < base[-1]
-
-
-def test_a_plan_that_keeps_nothing_is_blocks_and_segments_keep_less() -> None:
-    layers = LARGE.sizes.layers
-    blocks = estimate(replace(LARGE, recompute="blocks"))
-    assert estimate(replace(LARGE, recompute=(0,) * layers)).peak == blocks.peak
-    some = estimate(replace(LARGE, recompute=(50_000_000,) * layers))
-    assert some.peak == pytest.approx(blocks.peak + 50_000_000 * layers, rel=0.01)
-
-
-def test_a_block_that_keeps_less_than_its_input_belongs_to_the_one_before() -> None:
-    job = replace(EAGER, sizes=replace(TINY, layers=5), recompute=(10, 0, -5, -5, 7))
-    assert list(segments(job)) == [(0, 1, 10), (1, 4, 0), (4, 5, 7)]
-    assert estimate(job).peak < estimate(replace(job, recompute="off")).peak
 
 
 def test_reasons_say_what_is_assumed() -> None:

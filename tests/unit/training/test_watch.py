@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from glm_accelerate.memory.host import PROCESS
+from glm_accelerate.memory.estimate import PROCESS
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.host import keep_freed_memory
 from glm_accelerate.training.watch import held_already, keep_to_limit
