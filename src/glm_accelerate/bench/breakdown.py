@@ -72,9 +72,6 @@ class Breakdown:
     kernels: bool  # of a GPU are what was timed, not operators on the CPU
     synchronisations: int | None  # how often Python waited for the device; None without a GPU
 
-    def share(self, kind: str) -> float:
-        return self.classes.get(kind, 0.0) / self.seconds
-
 
 def profiled(step: Callable[[], float], device: torch.device) -> Breakdown:
     """`step` does one step to its end and returns the seconds for which it waited for data."""
@@ -88,10 +85,15 @@ def profiled(step: Callable[[], float], device: torch.device) -> Breakdown:
 
 
 def summed(events: Sequence[FunctionEvent], waited: float) -> Breakdown:
-    """The same from a profile's events, one of which is the step itself."""
+    """The breakdown from a profile's events, one of which is the step itself."""
     (whole,) = (event for event in events if event.name == STEP and event.device_type == DeviceType.CPU)
     seconds = (whole.time_range.end - whole.time_range.start) / 1e6
-    kernels = [event for event in events if event.device_type != DeviceType.CPU and _works(event)]
+    # Kernels and copies, not the names that are put over several of them.
+    kernels = [
+        event
+        for event in events
+        if event.device_type != DeviceType.CPU and not event.is_user_annotation and event.name != STEP
+    ]
     inside = [event for event in events if event.device_type == DeviceType.CPU]
     if kernels:
         named = [(event.name, _kind(event.name, KERNELS), event.time_range.elapsed_us()) for event in kernels]
@@ -112,11 +114,6 @@ def summed(events: Sequence[FunctionEvent], waited: float) -> Breakdown:
     )
 
 
-def _works(event: FunctionEvent) -> bool:
-    """Whether this is a kernel or a copy, and not a name that was put over several of them."""
-    return not event.is_user_annotation and event.name != STEP
-
-
 def _waits(event: FunctionEvent, whole: FunctionEvent) -> bool:
     """Within the step: the profiler waits for the device too, after it."""
     return bool(WAITS.match(event.name)) and event.time_range.start < whole.time_range.end
@@ -124,11 +121,11 @@ def _waits(event: FunctionEvent, whole: FunctionEvent) -> bool:
 
 def _operators(named: Sequence[tuple[str, str | None, float]]) -> list[Operator]:
     """Added up by name and class; microseconds become seconds."""
-    taken: dict[tuple[str, str], list[float]] = defaultdict(list)
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for name, kind, microseconds in named:
         if kind is not None:
-            taken[name, kind].append(microseconds / 1e6)
-    return [Operator(name, kind, len(each), sum(each)) for (name, kind), each in taken.items()]
+            times[name, kind].append(microseconds / 1e6)
+    return [Operator(name, kind, len(each), sum(each)) for (name, kind), each in times.items()]
 
 
 def _kind(name: str, table: Sequence[tuple[str, str]]) -> str | None:

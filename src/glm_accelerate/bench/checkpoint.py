@@ -5,16 +5,15 @@ beside one warm copy of the same bytes in host memory and `torch.save` of the sa
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from glm_accelerate.bench.report import Report, Table, now
-from glm_accelerate.bench.run import Ready, Say, ready
+from glm_accelerate.bench.run import Say, ready
 from glm_accelerate.bench.step import machine, take_step
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
 from glm_accelerate.config.schema import RunConfig
@@ -55,68 +54,48 @@ def measure_checkpoint(config: RunConfig, rounds: int, say: Say) -> CheckpointFi
     """One step, so that the optimizer has its moments; then every way in turn, `rounds` times."""
     with (
         ready(config, 1, say) as prepared,
-        tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as place,
+        tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as directory,
     ):
         take_step(prepared)
         run = prepared.run
         pieces = resume_tensors(run.mover)
-        tensors = [piece.tensor for group in pieces.values() for piece in group.values()]
-        size = sum(tensor.nbytes for tensor in tensors)
-        with closing(_Saver(Path(place), run.plan.codec, pieces)) as saver:
+        tensors = {name: piece.tensor for group in pieces.values() for name, piece in group.items()}
+        size = sum(piece.tensor.nbytes for group in pieces.values() for piece in group.values())
+        with ExitStack() as stack:
+            checkpointer = Checkpointer(Path(directory), codec=run.plan.codec, limit=LIMIT)
+            stack.callback(checkpointer.close, 0.0)
+            stage_seconds = _timed(lambda: checkpointer.stage(pieces))
             say("saving", 0, rounds + 1)
-            first, _ = saver.save()
-            target = Path(place) / "torch-save"
+            first, _ = _save(checkpointer, 1, pieces)
             buffers = (torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8))
-            taken: list[Round] = []
-            for number_ in range(rounds):
-                say("saving", number_ + 1, rounds + 1)
+            measured: list[Round] = []
+            for index in range(1, rounds + 1):
+                say("saving", index, rounds + 1)
                 copy = _timed(lambda: buffers[1].copy_(buffers[0]))
-                blocked, total = saver.save()
-                plain = _timed(lambda: torch.save(_named(pieces), target))
-                taken.append(Round(copy, blocked, total, plain))
-            return _figures(prepared, saver, first, size, len(tensors), taken)
+                blocked, total = _save(checkpointer, index + 1, pieces)
+                plain = _timed(lambda: torch.save(tensors, Path(directory) / "torch-save"))
+                measured.append(Round(copy, blocked, total, plain))
+        return CheckpointFigures(
+            device=machine(run).device,
+            method=run.config.adapt.method,
+            bytes=size,
+            tensors=sum(map(len, pieces.values())),
+            codec=run.plan.codec,
+            stage_seconds=stage_seconds,
+            first=first,
+            rounds=tuple(measured),
+        )
 
 
-class _Saver:
-    """Saves the same state again and again, waiting for each before the next."""
-
-    def __init__(self, place: Path, codec: str, pieces: Pieces) -> None:
-        self.checkpointer, self.pieces, self._step = Checkpointer(place, codec=codec, limit=LIMIT), pieces, 0
-        self.stage_seconds = _timed(lambda: self.checkpointer.stage(pieces))
-
-    def save(self) -> tuple[float, float]:
-        """For how long training would have waited, and until it was published."""
-        self._step += 1
-        self.checkpointer.save(Save(self._step, 1, self.pieces, {}, {}, {}))
-        while self.checkpointer.busy():
-            time.sleep(POLL)
-        (outcome,) = self.checkpointer.outcomes()
-        if outcome.error:
-            raise UserError(f"the checkpoint could not be written: {outcome.error}")
-        return outcome.blocked_seconds, outcome.total_seconds
-
-    def close(self) -> None:
-        self.checkpointer.close(0.0)
-
-
-def _figures(
-    prepared: Ready, saver: _Saver, first: float, size: int, tensors: int, rounds: list[Round]
-) -> CheckpointFigures:
-    run = prepared.run
-    return CheckpointFigures(
-        device=machine(run).device,
-        method=run.config.adapt.method,
-        bytes=size,
-        tensors=tensors,
-        codec=run.plan.codec,
-        stage_seconds=saver.stage_seconds,
-        first=first,
-        rounds=tuple(rounds),
-    )
-
-
-def _named(pieces: Pieces) -> dict[str, Tensor]:
-    return {name: piece.tensor for group in pieces.values() for name, piece in group.items()}
+def _save(checkpointer: Checkpointer, step: int, pieces: Pieces) -> tuple[float, float]:
+    """For how long training would have waited, and until the checkpoint was published."""
+    checkpointer.save(Save(step, 1, pieces, {}, {}, {}))
+    while checkpointer.busy():
+        time.sleep(POLL)
+    (outcome,) = checkpointer.outcomes()
+    if outcome.error:
+        raise UserError(f"the checkpoint could not be written: {outcome.error}")
+    return outcome.blocked_seconds, outcome.total_seconds
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -137,11 +116,11 @@ def checkpoint_report(figures: CheckpointFigures, config: str) -> Report:
     rows = [
         (
             name,
-            duration(median(taken)),
-            f"{duration(min(taken))} to {duration(max(taken))}",
-            number(median(one / copy for one, copy in zip(taken, copies, strict=True))),
+            duration(median(seconds)),
+            f"{duration(min(seconds))} to {duration(max(seconds))}",
+            number(median(one / copy for one, copy in zip(seconds, copies, strict=True))),
         )
-        for name, taken in ways.items()
+        for name, seconds in ways.items()
     ]
     return Report(
         name="checkpoint",
@@ -155,6 +134,6 @@ def checkpoint_report(figures: CheckpointFigures, config: str) -> Report:
             "`torch.save` hashes and syncs nothing",
         ),
         tables=(Table("Seconds", ("", "median", "smallest to largest", "in warm copies"), tuple(rows)),),
-        picture=tuple(Bar(name, median(taken), duration(median(taken))) for name, taken in ways.items()),
+        picture=tuple(Bar(name, median(each), duration(median(each))) for name, each in ways.items()),
         figures={"config": config, "date": now(), **asdict(figures)},
     )

@@ -19,8 +19,8 @@ from glm_accelerate.observe.chart import Bar
 from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.words import number
 
-MOMENT = 10.0  # seconds for a child to clear up when we are stopped
-# key in a child's JSON, as it is shown, its unit, by how much it is divided
+MOMENT = 10.0  # seconds for a child to end when we are stopped
+# key in a child's JSON, its name in the report, its unit, the divisor
 SHOWN = (
     ("tokens_per_second", "tokens a second", "", 1.0),
     ("samples_per_second", "samples a second", "", 1.0),
@@ -53,14 +53,14 @@ def compare(
             files.append(Path(directory) / f"{letter}.yaml")
             files[-1].write_text(to_yaml(side.config), encoding="utf-8")
         measured: list[Figures] = []
-        for number_ in range(2 * rounds):
-            say(f"{'AB'[number_ % 2]}, round {number_ // 2 + 1}", number_, 2 * rounds)
-            measured.append(_child([*command, str(files[number_ % 2])]))
+        for turn in range(2 * rounds):
+            say(f"{'AB'[turn % 2]}, round {turn // 2 + 1}", turn, 2 * rounds)
+            measured.append(_child([*command, str(files[turn % 2])]))
     return list(zip(measured[::2], measured[1::2], strict=True))
 
 
 def _child(command: Sequence[str]) -> Figures:
-    """What it says on stdout; its progress and its errors go where ours go."""
+    """The figures that it prints; its progress and its errors go where ours go."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         output, _ = child.communicate()

@@ -1,5 +1,5 @@
-"""The data line without a model: how fast files become samples, what each way of batching computes in vain,
-and how many batches a second it makes.
+"""`bench data`: how fast files become samples, what each way of batching computes in vain, and how many
+batches a second the pipeline makes without a model.
 """
 
 import tempfile
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from glm_accelerate.bench.report import Report, Table, now, percent
 from glm_accelerate.bench.run import Say, preparing
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.measure import Useful, useful_shares
 from glm_accelerate.data.pack import ARRANGE
 from glm_accelerate.data.pipeline import steps as steps_of
@@ -28,7 +28,7 @@ DEFAULT_SAMPLES = 16  # in a step, to compare ways of batching where the config 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Files read, tokenized and stored anew, with nothing cached."""
+    """Files read, tokenized and stored with nothing cached."""
 
     seconds: float
     bytes: int
@@ -39,7 +39,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The pipeline in one way of batching, with nobody who trains."""
+    """The pipeline in one way of batching, without training."""
 
     batching: str
     steps: int
@@ -51,10 +51,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class DataFigures:
-    """All of it."""
+    """Preparing, ways of batching, and the pipeline in each."""
 
     prepared: Prepared
-    opened_seconds: float  # a second time: everything is found prepared
+    opened_seconds: float  # a second time, when everything is prepared
     useful: tuple[Useful, ...]
     lines: tuple[Line, ...]
     micro_tokens: int
@@ -72,32 +72,26 @@ def measure_data(config: RunConfig, steps: int, say: Say) -> DataFigures:
         opened = time.perf_counter()
         open_inputs(section, directory)
         opened = time.perf_counter() - opened
-        prepared = _prepared(config, inputs, seconds)
+        prepared = Prepared(
+            seconds=seconds,
+            bytes=sum(expanded(source.path).stat().st_size for source in config.data.train),
+            samples=len(inputs.train),
+            tokens=int(inputs.train.lengths.sum()),
+            workers=cores() if config.data.workers == "auto" else config.data.workers,
+        )
         plan = resolve(config, Ground(family, sizes, inputs, detect()))
         lines: list[Line] = []
         for batching in ARRANGE:
             say(f"batching: {batching}", len(lines), len(ARRANGE))
-            order = order_of(inputs, config, plan.step_samples)
-            stream = steps_of(
-                inputs.train,
-                order,
-                batching=batching,
-                micro_tokens=plan.micro_tokens,
-                position=0,
-                total=steps,
+            order, micro_tokens = order_of(inputs, config, plan.step_samples), plan.micro_tokens
+            made_ahead = steps_of(
+                inputs.train, order, batching=batching, micro_tokens=micro_tokens, position=0, total=steps
             )
-            lines.append(_line(batching, stream))
+            lines.append(_line(batching, made_ahead))
         useful = useful_shares(
             inputs.train.lengths, plan.step_samples or DEFAULT_SAMPLES, plan.micro_tokens, config.train.seed
         )
     return DataFigures(prepared, opened, useful, tuple(lines), plan.micro_tokens)
-
-
-def _prepared(config: RunConfig, inputs: Inputs, seconds: float) -> Prepared:
-    size = sum(expanded(source.path).stat().st_size for source in config.data.train)
-    asked = config.data.workers
-    tokens = int(inputs.train.lengths.sum())
-    return Prepared(seconds, size, len(inputs.train), tokens, cores() if asked == "auto" else asked)
 
 
 def _line(batching: str, steps: Iterator[Step]) -> Line:

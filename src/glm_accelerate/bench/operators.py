@@ -30,8 +30,8 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operator. `run` gets the inputs; `definition` gets them and the parameters that train, so that it
-    can be asked in float64. Its other tensors are cast to the dtype of the first input.
+    """One operator. `run` takes the inputs; `definition` takes them and the parameters that train, so that it
+    can be computed in float64. Its other tensors are cast to the dtype of the first input.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Case:
     parameters: Outputs
     run: Callable[..., Outputs]
     definition: Callable[..., Outputs]
-    module: nn.Module | None = None  # whose dropout has to rest while errors are judged
+    module: nn.Module | None = None  # whose dropout is off while errors are measured
     read: int = 0  # bytes of weights
 
 
@@ -112,9 +112,9 @@ def _swiglu(block: Block, gate_up_1SF: Tensor) -> Case:
     return Case("swiglu", (gate_up_1SF,), (), lambda x: (swiglu(x, form),), lambda x: (swiglu_reference(x),))
 
 
-def _attention(given: Attention, sizes: Sizes, lengths: Sequence[int], qkv_1SX: Tensor) -> Case:
+def _attention(layer: Attention, sizes: Sizes, lengths: Sequence[int], qkv_1SX: Tensor) -> Case:
     """Rotary positions and attention: the model's own, with nothing before and behind it."""
-    core = copy.copy(given)
+    core = copy.copy(layer)
     object.__setattr__(core, "_modules", {"query_key_value": nn.Identity(), "o_proj": nn.Identity()})
     core.fused = True  # queries, keys and values come side by side
     layout = Layout.of_documents([tuple(lengths)], qkv_1SX.device)

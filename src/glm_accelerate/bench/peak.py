@@ -1,6 +1,4 @@
-"""How many floating-point operations a second a device can do: what a step reaches of it is the model's FLOP
-utilisation.
-"""
+"""The floating-point operations a second of a device, of which a step's share is its FLOP utilisation."""
 
 import time
 from collections.abc import Callable
@@ -17,11 +15,11 @@ SECONDS = 1.0  # for which it is repeated
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Products a second of a device."""
+    """Floating-point operations a second of a device."""
 
     measured: float
     dtype: str
-    data_sheet: float | None  # of its maker, in bfloat16, where its name is known
+    data_sheet: float | None  # in bfloat16, where the device is known
 
 
 def peak(device: torch.device, compute: str, seconds: float = SECONDS) -> Peak:
@@ -38,13 +36,13 @@ def peak(device: torch.device, compute: str, seconds: float = SECONDS) -> Peak:
 
 
 def data_sheet(name: str) -> float | None:
-    """Of a device as its driver names it."""
+    """The maker's figure for a device, by its driver's name."""
     sheet = known(name)
     return sheet.products if sheet is not None and sheet.bf16 else None
 
 
 def seconds_of(work: Callable[[], object], times: int, device: torch.device, warm: bool = False) -> float:
-    """The mean of so many; `warm`: after one more, which may compile."""
+    """The mean of so many calls; `warm`: after one more, which may compile."""
     if warm:
         work()
     began = device_of(device).clock()

@@ -1,7 +1,4 @@
-"""What a bench found, as people read it (Markdown with a picture) and as programs do (JSON).
-
-A Report is all that a kind of bench has to make; how it is shown and written is the same for all.
-"""
+"""The report of a bench, for people (Markdown with a picture) and for programs (JSON)."""
 
 import json
 import math
@@ -30,7 +27,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One bench: its tables, what has to be said about them, its picture, and the raw figures."""
+    """One bench: its tables, notes on them, its picture, and the raw figures."""
 
     name: str  # of the files: bench-<name>
     title: str

@@ -18,7 +18,7 @@ from glm_accelerate.training.settle import Start
 
 MEGABYTE = 10**6
 
-Say = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
+Say = Callable[[str, int, int], None]  # the phase, how much of it is done, of how much
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,19 @@ class Ready:
 
 
 def preparing(say: Say) -> Say:
-    """For those who tell bytes. What is prepared at once is not told."""
+    """Progress in bytes as `say` shows it. Small files, prepared at once, are not shown."""
 
-    def tell(what: str, done: int, total: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         if total >= MEGABYTE:
             say(f"preparing {what}, MiB", done // MEGABYTE, total // MEGABYTE)
 
-    return tell
+    return progress
 
 
 @contextmanager
 def ready(config: RunConfig, steps: int, say: Say) -> Generator[Ready, None, None]:
-    """Built for at least so many steps; neither evaluated nor saved. What the plan found for the whole run
-    stays, however many steps are measured.
+    """Built for at least so many steps; neither evaluated nor saved. However few steps are measured, the plan
+    is that of the whole run.
     """
     plan = plan_for(config, preparing(say))
     changes = ["data.dev=null", "observe.sinks=[]", f"precision.compile={'on' if plan.compile else 'off'}"]
@@ -57,8 +57,8 @@ def ready(config: RunConfig, steps: int, say: Say) -> Generator[Ready, None, Non
     inputs = open_inputs(config.data, locate(config.model.path))
     with (
         tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as directory,
-        built(config, Path(directory) / "run", Start(), []) as made,
+        built(config, Path(directory) / "run", Start(), []) as trainer,
     ):
         say("building", 1, 1)
-        made.run.model.train()
-        yield Ready(made.run, inputs, before)
+        trainer.run.model.train()
+        yield Ready(trainer.run, inputs, before)

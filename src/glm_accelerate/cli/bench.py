@@ -77,8 +77,7 @@ def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":
     name = source.name_from(args)
     with saying() as say:
         if args.kind == "step":
-            from glm_accelerate.bench.step import measure
-            from glm_accelerate.bench.step_report import step_report
+            from glm_accelerate.bench.step import measure, step_report
 
             return step_report(measure(config, args.steps, args.warmup, say), name)
         if args.kind == "kernels":

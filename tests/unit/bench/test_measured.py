@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from glm_accelerate.bench import judge
+from glm_accelerate.bench import kernels
 from glm_accelerate.bench.checkpoint import checkpoint_report, measure_checkpoint
 from glm_accelerate.bench.data import data_report, measure_data
 from glm_accelerate.bench.kernels import kernels_report, measure_kernels
 from glm_accelerate.bench.report import as_json, markdown
-from glm_accelerate.bench.step import measure
-from glm_accelerate.bench.step_report import step_report
+from glm_accelerate.bench.step import measure, step_report
 from glm_accelerate.config.load import load_config, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pack import ARRANGE
@@ -95,7 +94,7 @@ def test_what_the_config_says_is_measured_as_it_trains(tiny_run: Said, scratch: 
 def test_operators(
     tiny_run: Said, scratch: Path, adapt: Said, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(kernels, "LEAST_SECONDS", 0.0)
     said = config(tiny_run, adapt=adapt, precision={"compute": compute})
     found = measure_kernels(said, 1, Heard().say)
     assert list(scratch.iterdir()) == []
