@@ -16,8 +16,13 @@ from glm_accelerate.evaluate.protocol.history import score_step
 from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult
 from glm_accelerate.evaluate.statistics.decide import ScoredStep, best, finalists
 from glm_accelerate.evaluate.statistics.intervals import Interval, SampleLosses, loss_interval, paired
-from glm_accelerate.evaluate.statistics.looks import Verdict, level_of, verdict
-from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, draw_order
+from glm_accelerate.evaluate.statistics.samples import (
+    SampleOrder,
+    Verdict,
+    draw_order,
+    level_of,
+    verdict,
+)
 
 Floats = NDArray[np.float64]
 LONGEST = 2048  # what samples are cut to

@@ -118,21 +118,14 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(run: Path, own: str) -> Generator[Callable[..., EvaluatorProcess]]:
+def start(run: Path, own: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[..., EvaluatorProcess]]:
     """start(...): an evaluator beside us, killed when the test is over."""
+    monkeypatch.setattr("glm_accelerate.evaluate.protocol.child.FIRST_RESTART", 0.1)
     with ExitStack() as started:
 
-        def begin(*, restarts: int = 3, threads: int = 1, oldest: bool = False) -> EvaluatorProcess:
-            made = EvaluatorProcess(
-                run,
-                device="cpu",
-                threads=threads,
-                cores=None,
-                build=own,
-                restarts=restarts,
-                oldest=oldest,
-                pause=0.1,
-            )
+        def begin(*, restarts: int = 3, oldest: bool = False) -> EvaluatorProcess:
+            monkeypatch.setattr("glm_accelerate.evaluate.protocol.child.RESTARTS", restarts)
+            made = EvaluatorProcess(run, "cpu", build=own, oldest=oldest)
             started.callback(made.close)
             return made
 
@@ -643,7 +636,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from glm_accelerate.evaluate.protocol.child import EvaluatorProcess
-beside = EvaluatorProcess(Path(sys.argv[1]), device="cpu", threads=1, cores=None, build="own_exam:make")
+beside = EvaluatorProcess(Path(sys.argv[1]), "cpu", build="own_exam:make")
 print(beside._process.pid, flush=True)
 time.sleep(600)
 """
@@ -702,7 +695,7 @@ def test_by_hand_in_the_order_that_the_run_needs(run: Path, own: str, said: str,
 
 
 def test_what_a_person_has_to_mend_is_not_tried_again(run: Path, own: str) -> None:
-    beside = EvaluatorProcess(run, device="cpu", threads=1, cores=None, build="own_exam:nothing")
+    beside = EvaluatorProcess(run, "cpu", build="own_exam:nothing")
     heard = until(lambda: beside.given_up, beside)
     assert "own_exam:nothing" in heard[0]
     assert heard[-1] == "the evaluator is given up"
@@ -718,7 +711,7 @@ def test_a_glm(tiny_run: dict[str, Any], tmp_path: Path) -> None:
     (inline,) = [said for said in ledger.results(run) if said.step == 2]
     request = Request(2, inline.exam_id, 9, "checkpoints/checkpoint-2", against=f"0-{inline.exam_id}-1")
     ledger.post(run, request)
-    beside = EvaluatorProcess(run, device="cpu", threads=1, cores=None)
+    beside = EvaluatorProcess(run, "cpu")
     try:
         until(answered(run, request), beside)
     finally:

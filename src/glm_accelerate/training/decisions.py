@@ -10,12 +10,12 @@ from typing import Any
 
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
-from glm_accelerate.evaluate.statistics.decide import ScoredStep, overshoot, stopped_at, times_lowered
+from glm_accelerate.evaluate.statistics.decide import ScoredStep, stopped_at, times_lowered
 
 
 @dataclass(slots=True)
 class Decisions:
-    """The same on every rank, as all of them apply the first rank's conclusions."""
+    """The decisions of a run, the same on every rank: all of them apply the first rank's conclusions."""
 
     section: EvaluateSection
     history: EvaluationHistory
@@ -24,12 +24,12 @@ class Decisions:
     stopped: str | None = None  # why training ends, once it does
 
     def resume(self, exam_id: str, position: int) -> bool:
-        """As decided before this start. Results of another exam don't compare: then the history begins anew
+        """Decide as before this start. Results of another exam don't compare: then the history begins anew
         at `position`, a lowered rate stays lowered, and the answer is True.
         """
         history = self.history
         known = [one for one in history.prefix if one.step <= history.decided]
-        self.lowered, self.stopped = self._times_lowered(known), self._reason_to_stop(known)
+        self.lowered, (self.stopped, _) = self._times_lowered(known), self._stopped(known)
         restarted = history.exam_id not in ("", exam_id)  # the first checkpoints don't name it
         if restarted:
             history.requested[:], history.decided, history.lowered = [position], -1, self.lowered
@@ -49,20 +49,19 @@ class Decisions:
         """What results up to `step` decide, and that in sentences; nothing is applied yet."""
         section, sentences = self.section, list[str]()
         prefix = [one for one in self.history.prefix if one.step <= step]
-        times, stopped = self._times_lowered(prefix), self._reason_to_stop(prefix)
+        times, (stopped, at) = self._times_lowered(prefix), self._stopped(prefix)
         if times > self.lowered:
             share, patience = section.lower_rate_by**times, section.lower_rate_after
             sentences.append(
                 f"the learning rate is {share:g} of the schedule's from step {position + 1} on: "
                 f"no gain in {patience} evaluations up to step {step}"
             )
-        if stopped is not None and section.stop_after is not None:
-            over = overshoot(prefix, section.stop_after, section.margin, position)
-            sentences.append(f"stop: {stopped}; overshoot {over} steps")
+        if stopped is not None:  # the steps after it were trained because its result came later
+            sentences.append(f"stop: {stopped}; overshoot {max(0, position - at)} steps")
         return {"decided": step, "lowered": times, "stopped": stopped}, sentences
 
     def apply(self, conclusions: dict[str, Any]) -> None:
-        """On every rank."""
+        """Take over the first rank's conclusions."""
         self.history.decided = conclusions["decided"]
         self.lowered, self.stopped = conclusions["lowered"], conclusions["stopped"]
 
@@ -70,7 +69,8 @@ class Decisions:
         patience, margin = self.section.lower_rate_after, self.section.margin
         return 0 if patience is None else self.history.lowered + times_lowered(prefix, patience, margin)
 
-    def _reason_to_stop(self, prefix: Sequence[ScoredStep]) -> str | None:
+    def _stopped(self, prefix: Sequence[ScoredStep]) -> tuple[str | None, int]:
+        """Why training ends, and the step at which that was known."""
         patience, margin = self.section.stop_after, self.section.margin
         at = None if patience is None else stopped_at(prefix, patience, margin)
-        return None if at is None else f"no gain in {patience} evaluations up to step {at}"
+        return (None, 0) if at is None else (f"no gain in {patience} evaluations up to step {at}", at)

@@ -8,25 +8,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, SaveOutcome
-from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of, failed
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
+from glm_accelerate.checkpoint.format import WEIGHTS, place
+from glm_accelerate.evaluate.measuring.exam import exam_of
+from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.protocol.child import start_beside
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory, score_step
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Request
 from glm_accelerate.evaluate.protocol.requests import GIVEN_UP, Requests
-from glm_accelerate.evaluate.statistics.decide import best, finalists
+from glm_accelerate.evaluate.statistics.decide import Status, best, finalists
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.training.best import BestWeights
 from glm_accelerate.training.branch import Branch
 from glm_accelerate.training.decisions import Decisions
 from glm_accelerate.training.life import Life
 from glm_accelerate.training.settle import Settled
-from glm_accelerate.training.snapshots import Snapshots
+from glm_accelerate.training.snapshots import BestWeights, keep_snapshots, wait_for
 from glm_accelerate.training.state import Progress, resume_tensors
 
 POLL, PAUSE = 0.5, 0.05  # seconds between two polls for results, while training and while it waits
@@ -52,20 +53,11 @@ class Evaluation:
     best: BestWeights
     on_all_samples: bool  # every evaluation, not only that of finalists
     inline: GlmExaminer | None  # measures the trainer's own weights
-    snapshots: Snapshots | None  # for an evaluator elsewhere
+    snapshots: Checkpointer | None  # for an evaluator elsewhere
+    snapshot: Callable[[int], Save]  # of a step: the weights as they are
     _next_poll: float = 0.0
     _to_post: list[int] = field(default_factory=list[int])  # steps whose snapshot is published
     _finalists: dict[int, EvaluationResult] = field(default_factory=dict[int, EvaluationResult])
-
-    @property
-    def lowered(self) -> int:
-        """How often the learning rate was lowered."""
-        return self.decisions.lowered
-
-    @property
-    def stopped(self) -> str | None:
-        """Why there is nothing more to train, if so."""
-        return self.decisions.stopped
 
     @property
     def history(self) -> EvaluationHistory:
@@ -83,14 +75,12 @@ class Evaluation:
             other = "data.dev, evaluate, a file of a metric, or the tokenizer is another"
             counts = f"step {position} is the first that counts"
             self._warn(f"evaluations ask otherwise than before ({other}): {counts}")
-        self.requests.resume()
-        if self.life.ranks.first:
-            self.requests.withdraw_other_exams()
+        self.requests.resume(first=self.life.ranks.first)
         if self.snapshots is not None:
-            self.snapshots.stage()
+            self.snapshots.stage(self.snapshot(position).groups)
         if fresh:
             self._name_best(None)
-            self._request(0)
+            self._evaluate(0)
         else:
             self._request_again()
             self._keep_best()
@@ -99,7 +89,7 @@ class Evaluation:
     def after(self, step: int, interrupted: Interrupted) -> str | None:
         """Between two steps. Returns why to stop, if that was decided."""
         if step % self.plan.evaluate_every == 0 or step == self.plan.steps:
-            self._request(step)
+            self._evaluate(step)
         self._poll()
         return self._decide(interrupted)
 
@@ -108,73 +98,84 @@ class Evaluation:
         other ranks wait for the first one, as long as it takes.
         """
         if self.snapshots is not None:
-            self.snapshots.wait(SNAPSHOT_AT_END)
+            wait_for(self.snapshots, SNAPSHOT_AT_END)
         self.life.ranks.decide(lambda: self._wait_for_the_rest(interrupted))
         self.close(SNAPSHOT_AT_END)
 
     def close(self, limit: float) -> None:
-        """End the evaluator. A snapshot that is being written gets `limit` seconds; requests stay posted."""
-        self.requests.close()
+        """End the evaluator; what it has claimed is free again. A snapshot that is being written gets `limit`
+        seconds; requests stay posted.
+        """
+        if self.requests.evaluator is not None:
+            self.requests.evaluator.close()
         if self.snapshots is not None:
             self._published(self.snapshots.close(limit))
             self._post()
 
-    def _request(self, step: int) -> None:
+    def _evaluate(self, step: int) -> None:
         """Have the weights as they are now evaluated."""
         if step > self.branch.step:
             self.branch.give_up()
         if step not in self.history.requested:
             self.history.requested.append(step)
         self.requests.attempts[step] = self.life.attempt
-        if self.inline is not None:
-            self._examine(self.inline, step)
+        if self.snapshots is None:
+            self._examine(step)
             return
-        assert self.snapshots is not None
         section = self.requests.section
         if section.keep == "all" or section.decides or step == self.plan.steps:
-            self.snapshots.wait(SNAPSHOT_NEEDED)
+            wait_for(self.snapshots, SNAPSHOT_NEEDED)
         busy, given_up = self.life.ranks.total([self.snapshots.busy(), self.requests.given_up])
-        if not busy and not given_up:
-            self.snapshots.publish(step)
-        elif self.life.ranks.first:
-            request = self.requests.request(step)
-            reason = GIVEN_UP if given_up else "the snapshot before is still being written"
-            self._receive(self.requests.withdraw(request, "failed" if given_up else "skipped", reason))
+        if given_up:
+            self._give_up(step, GIVEN_UP)
+        elif busy:
+            self._give_up(step, "the snapshot before is still being written", "skipped")
+        else:
+            self.snapshots.save(self.snapshot(step))
 
-    def _examine(self, examiner: GlmExaminer, step: int) -> None:
+    def _examine(self, step: int) -> None:
         """Inline, by all ranks together."""
+        assert self.inline is not None
         stem, losses, targets = self.life.ranks.decide(lambda: self.requests.baseline(step))
         request = Request(step, self.requests.exam_id, self.life.attempt, "", against=stem)
         baseline = None if stem is None else SampleLosses.of(losses, targets)
         try:
-            findings = examiner.examine(request, str(self.life.run), baseline)
+            findings = self.inline.examine(request, str(self.life.run), baseline)
         except (UserError, MemoryError, RuntimeError, OSError) as error:
             findings = failed(request, error)
-        free(examiner.model)
+        free(self.inline.model)
         if self.life.ranks.first:
             self._receive(self.requests.publish(findings))
 
     def _request_again(self) -> None:
         """Requests of an earlier attempt on this branch that have no result, in order of steps."""
         for step in self.history.pending:
-            left = self.life.ranks.decide(lambda step=step: self._left_of(step))
-            if left == "nothing" and step == self.progress.position:
-                self._request(step)
-            elif left == "nothing" and self.life.ranks.first:
-                request = self.requests.request(step)
-                self._receive(self.requests.withdraw(request, "failed", "its snapshot is gone"))
+            if not self.life.ranks.decide(lambda step=step: self._is_lost(step)):
+                continue
+            if step == self.progress.position:
+                self._evaluate(step)
+            else:
+                self._give_up(step, "its snapshot is gone")
         self._post()
 
-    def _left_of(self, step: int) -> str:
-        """What is left of a requested evaluation. Its result is received at once."""
-        result = self.requests.read(self.requests.request(step))
+    def _is_lost(self, step: int) -> bool:
+        """Whether nothing is left of a requested evaluation. Its result is received at once."""
+        result = self.requests.read(self.requests.for_step(step))
         if result is not None:
             self._receive([result])
-            return "result"
-        if self.snapshots is None or not self.snapshots.path(step).is_dir():
-            return "nothing"
-        self._to_post.append(step)
-        return "snapshot"
+        elif self.snapshots is not None and self._has_snapshot(step):
+            self._to_post.append(step)
+        else:
+            return True
+        return False
+
+    def _has_snapshot(self, step: int) -> bool:
+        return place(self.life.run, "snapshot", step).is_dir()
+
+    def _give_up(self, step: int, reason: str, status: Status = "failed") -> None:
+        """Withdraw the request for a step, on the first rank."""
+        if self.life.ranks.first:
+            self._receive(self.requests.withdraw(self.requests.for_step(step), status, reason))
 
     def _poll(self) -> None:
         """Post requests for new snapshots and receive new results."""
@@ -193,13 +194,10 @@ class Evaluation:
     def _published(self, outcomes: Iterable[SaveOutcome]) -> None:
         for outcome in outcomes if self.life.ranks.first else ():
             if outcome.path is None:
-                request = self.requests.request(outcome.step)
-                reason = f"no snapshot: {outcome.error}"
-                self._receive(self.requests.withdraw(request, "failed", reason))
+                self._give_up(outcome.step, f"no snapshot: {outcome.error}")
                 continue
-            self.life.events.emit(
-                "snapshot", {"step": outcome.step, "blocked_seconds": outcome.blocked_seconds}
-            )
+            fields = {"step": outcome.step, "blocked_seconds": outcome.blocked_seconds}
+            self.life.events.emit("snapshot", fields)
             self._to_post.append(outcome.step)
 
     def _post(self) -> None:
@@ -210,7 +208,7 @@ class Evaluation:
             lag = self.requests.lag
             if not lag or all(one > step - lag for one in self.history.pending):
                 self._to_post.remove(step)
-                self._receive(self.requests.post(self.requests.request(step)))
+                self._receive(self.requests.post(self.requests.for_step(step)))
 
     def _receive(self, results: Iterable[EvaluationResult]) -> None:
         """Record results."""
@@ -239,7 +237,8 @@ class Evaluation:
         if self.snapshots is not None:
             later = self.history.scored.keys() - {one.step for one in prefix}  # they may still win
             baselines = self.requests.baselines(self.progress.position)
-            self.snapshots.keep({*self.history.pending, *finalists(prefix, margin), *later, *baselines})
+            steps = {*self.history.pending, *finalists(prefix, margin), *later, *baselines}
+            keep_snapshots(self.life.run, steps)
 
     def _decide(self, interrupted: Interrupted) -> str | None:
         """Apply on all ranks what is due to be decided now."""
@@ -251,7 +250,7 @@ class Evaluation:
         return self.decisions.stopped
 
     def _conclude(self, step: int, interrupted: Interrupted) -> dict[str, Any] | None:
-        """From the results up to `step`, once they are in. None if the run is interrupted before."""
+        """Decide by the results up to `step`, once they are in. None if the run is interrupted before."""
 
         def missing() -> list[int]:
             return [one for one in self.history.pending if one <= step]
@@ -260,11 +259,9 @@ class Evaluation:
         while not self._wait(missing, ends, interrupted):
             if interrupted():
                 return None
-            request = self.requests.request(missing()[0])
-            self._receive(self.requests.withdraw(request, "timeout", "nobody evaluated it in time"))
+            self._give_up(missing()[0], "nobody evaluated it in time", "timeout")
         conclusions, sentences = self.decisions.conclude(step, self.progress.position)
-        for sentence in sentences:
-            self.life.events.emit("decision", {"step": self.progress.position, "said": sentence})
+        self._log_decisions(*sentences)
         return conclusions
 
     def _wait(self, missing: Callable[[], list[int]], ends: float, interrupted: Interrupted) -> bool:
@@ -294,28 +291,25 @@ class Evaluation:
         if self._wait(lambda: self.history.pending, ends, interrupted):
             self._name_best(self._winner(ends, interrupted))
         else:
-            steps = self.history.pending
-            self._warn(
-                f"not evaluated at the end: steps {steps}; `evaluate {self.life.run} --follow` does it now"
-            )
+            hint = f"`evaluate {self.life.run} --follow` does it now"
+            self._warn(f"not evaluated at the end: steps {self.history.pending}; {hint}")
 
     def _winner(self, ends: float, interrupted: Interrupted) -> int | None:
         """The best of the finalists, on all held-out samples if their weights are still there."""
         prefix, margin = self.history.prefix, self.requests.section.margin
         steps, leader = finalists(prefix, margin), best(prefix, margin)
-        there = self.snapshots is not None and all(self.snapshots.path(step).is_dir() for step in steps)
+        there = self.snapshots is not None and all(map(self._has_snapshot, steps))
         if self.on_all_samples or len(steps) < 2 or not there or self.requests.given_up:
             return leader
         for step in steps:
-            self._receive(self.requests.post(self.requests.finalist(step)))
+            self._receive(self.requests.post(self.requests.for_finalist(step)))
         self._wait(lambda: [step for step in steps if step not in self._finalists], ends, interrupted)
         losses = {step: one.loss for step, one in self._finalists.items() if one.loss is not None}
         if losses.keys() != set(steps):
             return leader
         winner = min(losses, key=lambda step: (losses[step], step))
         figures = ", ".join(f"step {step} {loss:.4f}" for step, loss in sorted(losses.items()))
-        sentence = f"the best is step {winner}: on all held-out samples {figures}"
-        self.life.events.emit("decision", {"step": self.progress.position, "said": sentence})
+        self._log_decisions(f"the best is step {winner}: on all held-out samples {figures}")
         return winner
 
     def _name_best(self, step: int | None) -> None:
@@ -331,14 +325,19 @@ class Evaluation:
         for sentence in sentences:
             self.life.events.emit("warning", {"said": sentence})
 
+    def _log_decisions(self, *sentences: str) -> None:
+        for sentence in sentences:
+            self.life.events.emit("decision", {"step": self.progress.position, "said": sentence})
+
 
 def evaluation_of(
     settled: Settled, life: Life, model: Decoder, mover: Mover, progress: Progress, branch: Branch
 ) -> Evaluation | None:
     """Inline on the trainer's own weights, or by snapshots for an evaluator; None without held-out data."""
     config, plan, ranks, run = settled.config, settled.plan, life.ranks, life.run
+    best = BestWeights(run)
     if settled.inputs.dev is None or not plan.evaluate_every:
-        ranks.decide(BestWeights(run).clear)  # of an earlier attempt
+        ranks.decide(best.clear)  # of an earlier attempt
         return None
     exam, section = exam_of(config, plan, settled.inputs), config.evaluate
     evaluator, inline = None, plan.evaluate_where == "inline"
@@ -361,18 +360,13 @@ def evaluation_of(
         threads=plan.evaluate_threads,
         expected=plan.evaluate_seconds,
     )
-    checkpointer = Checkpointer(
-        run, rank=ranks.rank, ranks=ranks.count, run_id=settled.run_id, kind="snapshot"
-    )
-    snapshots = Snapshots(
-        run=run,
-        checkpointer=checkpointer,
-        attempt=settled.attempt,
-        state=lambda: resume_tensors(mover),
-        fingerprints=settled.prints,
-        facts={"template": plan.template, "method": config.adapt.method},
-    )
-    examiner = GlmExaminer(exam, model, ranks=ranks, divided=plan.shards > 1, by={"where": "inline"})
+    snapshots = Checkpointer(run, rank=ranks.rank, ranks=ranks.count, run_id=settled.run_id, kind="snapshot")
+    facts = {"template": plan.template, "method": config.adapt.method}
+
+    def snapshot(step: int) -> Save:
+        weights = {WEIGHTS: resume_tensors(mover)[WEIGHTS]}
+        return Save(step, settled.attempt, weights, {}, settled.prints, facts)
+
     return Evaluation(
         life=life,
         plan=plan,
@@ -380,8 +374,9 @@ def evaluation_of(
         branch=branch,
         requests=requests,
         decisions=Decisions(section, progress.judging, lag),
-        best=BestWeights(run),
+        best=best,
         on_all_samples=exam.looks == (len(exam.order),),
-        inline=examiner if inline else None,
+        inline=GlmExaminer(exam, model, place=life.place, by={"where": "inline"}) if inline else None,
         snapshots=None if inline else snapshots,
+        snapshot=snapshot,
     )

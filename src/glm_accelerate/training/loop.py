@@ -53,7 +53,7 @@ class Run:
 def loop(run: Run, stop: StopRequest) -> str:
     """Train until the plan's last step or a request to stop. Returns the reason for stopping."""
     progress, plan, ranks, events = run.progress, run.plan, run.life.ranks, run.life.events
-    if run.evaluation is not None and run.evaluation.stopped is not None:
+    if run.evaluation is not None and run.evaluation.decisions.stopped is not None:
         return "done"
     run.model.train()
     first = progress.position + 1
@@ -124,7 +124,7 @@ def _not_finite(run: Run, step: Step) -> UserError:
 def _rate(run: Run) -> float:
     """Of the next step: by the schedule, and as often lowered as evaluations asked for it."""
     optim = run.config.optim
-    times = 0 if run.evaluation is None else run.evaluation.lowered
+    times = 0 if run.evaluation is None else run.evaluation.decisions.lowered
     share = run.config.evaluate.lower_rate_by**times * rate(
         run.progress.applied,
         run.plan.steps,

@@ -1,70 +1,55 @@
-"""The weights that evaluators read: published as checkpoints are, deleted when no evaluation needs them.
+"""The published weights that evaluations refer to: snapshots, which evaluators read, and the best ones.
 
-publish (one copy, training goes on) -> ... -> outcomes -> requested, evaluated -> keep: delete the others
+A snapshot is published as checkpoints are, and deleted when no evaluation needs it any more. The file `best`
+of a run names the weights that its evaluations found best.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
-from glm_accelerate.checkpoint.find import published
-from glm_accelerate.checkpoint.format import WEIGHTS, place, step_of
+from glm_accelerate.checkpoint.checkpointer import Checkpointer
+from glm_accelerate.checkpoint.find import BEST, best_of, published
+from glm_accelerate.checkpoint.format import place, step_of
 from glm_accelerate.checkpoint.retain import drop
-from glm_accelerate.training.state import Pieces
+from glm_accelerate.runtime.files import write_text
+
+
+def wait_for(snapshots: Checkpointer, limit: float) -> None:
+    """Until none is being written any more, at most `limit` seconds."""
+    ends = time.monotonic() + limit
+    while snapshots.busy() and time.monotonic() < ends:
+        time.sleep(0.02)
+
+
+def keep_snapshots(run: Path, steps: Collection[int]) -> None:
+    """Delete all others but those that are being read. What fails is tried again next time."""
+    for path in published(run, "snapshot"):
+        if step_of(path.name, "snapshot") not in steps:
+            with suppress(OSError):
+                drop(path)
 
 
 @dataclass(slots=True)
-class Snapshots:
-    """One rank's part in them. All ranks publish the same steps."""
+class BestWeights:
+    """`awaited`: the best step, until weights of it are published. Inline its checkpoint may follow later."""
 
     run: Path
-    checkpointer: Checkpointer
-    attempt: int
-    state: Callable[[], Pieces]  # weights and moments as they are
-    fingerprints: Mapping[str, str]
-    facts: Mapping[str, Any]
+    awaited: int | None = None
 
-    def stage(self) -> None:
-        """Allocate the copy's memory before it is needed."""
-        self.checkpointer.stage(self._weights())
+    def name(self, step: int | None) -> None:
+        """Write the name of this step's weights; None: no step is the best. Until there are weights of it,
+        those that were named before stay.
+        """
+        paths = [] if step is None else [place(self.run, kind, step) for kind in ("snapshot", "checkpoint")]
+        found = next((path for path in paths if path.is_dir()), None)
+        self.awaited = step if found is None else None
+        if found is not None:
+            write_text(self.run / BEST, f"{found.relative_to(self.run).as_posix()}\n")
+        elif step is None or best_of(self.run) is None:
+            self.clear()
 
-    def busy(self) -> bool:
-        """Whether one is still being written."""
-        return self.checkpointer.busy()
-
-    def publish(self, step: int) -> float:
-        """Copy the weights as they are. Returns the seconds for which training waited."""
-        save = Save(step, self.attempt, self._weights(), {}, self.fingerprints, self.facts)
-        return self.checkpointer.save(save)
-
-    def outcomes(self) -> list[SaveOutcome]:
-        """Of snapshots that were written since the last call."""
-        return self.checkpointer.outcomes()
-
-    def wait(self, limit: float) -> None:
-        """Until none is being written any more, at most `limit` seconds."""
-        ends = time.monotonic() + limit
-        while self.busy() and time.monotonic() < ends:
-            time.sleep(0.02)
-
-    def close(self, limit: float) -> list[SaveOutcome]:
-        """Wait for the one that is being written, and free the memory."""
-        return self.checkpointer.close(limit)
-
-    def path(self, step: int) -> Path:
-        """Where one is, or would be."""
-        return place(self.run, "snapshot", step)
-
-    def keep(self, steps: Collection[int]) -> None:
-        """Delete all others but those that are being read. What fails is tried again next time."""
-        for path in published(self.run, "snapshot"):
-            if step_of(path.name, "snapshot") not in steps:
-                with suppress(OSError):
-                    drop(path)
-
-    def _weights(self) -> Pieces:
-        return {WEIGHTS: self.state()[WEIGHTS]}
+    def clear(self) -> None:
+        (self.run / BEST).unlink(missing_ok=True)

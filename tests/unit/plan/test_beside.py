@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.evaluate.statistics.looks import looks
+from glm_accelerate.evaluate.statistics.samples import looks
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import FIRST_LOOK, Between, between, place_of
 from glm_accelerate.plan.fit import SettledChoices
@@ -147,9 +147,9 @@ def test_a_model_is_counted_as_it_is_kept(tiny_run: dict[str, Any]) -> None:
 
 def test_the_first_look_is_that_of_the_exam() -> None:
     """The plan stands below the exam, and knows this one number of it."""
-    assert looks(5000, None)[0] == FIRST_LOOK
-    assert looks(2 * FIRST_LOOK, None)[0] == FIRST_LOOK
-    assert looks(2 * FIRST_LOOK - 1, None) == (2 * FIRST_LOOK - 1,)
+    assert looks(5000)[0] == FIRST_LOOK
+    assert looks(2 * FIRST_LOOK)[0] == FIRST_LOOK
+    assert looks(2 * FIRST_LOOK - 1) == (2 * FIRST_LOOK - 1,)
 
 
 def test_spare_cores_of_a_cpu_that_keep_up() -> None:

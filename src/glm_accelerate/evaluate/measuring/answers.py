@@ -1,6 +1,6 @@
 """A model's answers to the prompts of held-out samples, and their scores.
 
-samples -split-> prompts -generate-> answers -Grader (its own processes)-> scores -> means with intervals
+samples -split-> prompts -generate-> answers -Grader (its own process)-> scores -> means with intervals
 Ranks that hold the whole model each answer a share.
 """
 
@@ -35,9 +35,8 @@ class Answers:
 
 
 def answer_prompts(model: Decoder, exam: Exam, count: int, watch: Watch, ranks: Ranks = ALONE) -> Answers:
-    """Of the first `count` samples of the exam. Samples without a prompt or a reference are left out.
-
-    Each of `ranks` answers its share, and all return the same.
+    """Answers to the first `count` samples of the exam that have a prompt and a reference. Each of `ranks`
+    answers its share, and all return the same.
     """
 
     def text(ids: Sequence[int]) -> str:

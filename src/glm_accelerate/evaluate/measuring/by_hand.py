@@ -14,22 +14,16 @@ from glm_accelerate.assemble.model import open_model
 from glm_accelerate.assemble.recipe import evaluation_dtype
 from glm_accelerate.checkpoint.format import place
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.schema import DataSection
+from glm_accelerate.config.schema import DataSection, EvaluateSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
-from glm_accelerate.data.store import Store
 from glm_accelerate.evaluate.measuring.answers import Watch
-from glm_accelerate.evaluate.measuring.exam import Exam
-from glm_accelerate.evaluate.measuring.examine import GlmExaminer, sample_order_of
+from glm_accelerate.evaluate.measuring.exam import exam_on
+from glm_accelerate.evaluate.measuring.examine import GlmExaminer
 from glm_accelerate.evaluate.measuring.rebuild import config_and_plan, glm_examiner
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.evaluator import leased
 from glm_accelerate.evaluate.protocol.history import best_step
-from glm_accelerate.evaluate.protocol.messages import (
-    EvaluationResult,
-    Findings,
-    Request,
-    with_finite_numbers,
-)
+from glm_accelerate.evaluate.protocol.messages import Findings, Request, with_finite_numbers
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
@@ -57,17 +51,17 @@ def evaluate_run(
     weights = weights.resolve()
     run = weights.parent.parent
     examiner = glm_examiner(run, device, base=base)
-    examiner.exam = _with_options(examiner.exam, options)
-    examiner.by |= _left_out(examiner.exam.held_out)
-    examiner.watch = watch
-    _compute_in(examiner, options.precision)
-    step = Reader(weights).manifest.step
-    request = Request(step, examiner.exam_id, 0, str(weights.relative_to(run)))
-    best, baseline = _best(run, step, examiner.exam_id), None
-    if best is not None:
-        baseline = ledger.read_sample_losses(run, best.stem)
-        against = place(run, "snapshot", best.step).relative_to(run).as_posix()
-        request = replace(request, against=best.stem, against_weights=against)
+    _apply(options, examiner, watch)
+    step, exam_id = Reader(weights).manifest.step, examiner.exam_id
+    request = Request(step, exam_id, 0, str(weights.relative_to(run)))
+    results = [one for one in ledger.results(run) if one.exam_id == exam_id and one.status == "done"]
+    best, baseline = best_step(run), None
+    for result in results:  # of several attempts at the best step the last counts
+        if result.step == best != step:
+            against = place(run, "snapshot", result.step).relative_to(run).as_posix()
+            request = replace(request, against=result.stem, against_weights=against)
+    if request.against is not None:
+        baseline = ledger.read_sample_losses(run, request.against)
     with leased(run, request):
         return _examine(examiner, request, run, baseline)
 
@@ -108,57 +102,43 @@ def evaluate_model(
     model: Decoder, inputs: Inputs, options: EvaluationOptions, micro_tokens: int, watch: Watch, step: int = 0
 ) -> Findings:
     """Any model on the samples that `inputs` calls train. `step`: of its run, if it has one."""
-    store = inputs.train
-    drawn = sample_order_of(store)
-    exam = Exam(
-        held_out=store,
-        order=drawn.order,
-        strata=drawn.strata,
+    store, usual = inputs.train, EvaluateSection()
+    exam = exam_on(
+        store,
+        inputs,
         looks=(len(store),),
         micro_tokens=micro_tokens,
-        tokenizer=inputs.tokenizer,
-        stops=inputs.stops,
-        metrics=("loss",),
-        max_new_tokens=256,
+        metrics=usual.metrics,
+        max_new_tokens=usual.max_new_tokens,
     )
-    device, dtype = model.embed.device, model.compute or model.embed.dtype
-    by = {"device": str(device), "dtype": str(dtype).removeprefix("torch."), **_left_out(store)}
-    examiner = GlmExaminer(_with_options(exam, options), model, by=by, watch=watch)
-    _compute_in(examiner, options.precision)
+    dtype = model.compute or model.embed.dtype
+    by = {"device": str(model.embed.device), "dtype": str(dtype).removeprefix("torch.")}
+    examiner = GlmExaminer(exam, model, by=by)
+    _apply(options, examiner, watch)
     return _examine(examiner, Request(step, examiner.exam_id, 0, ""), Path(), None)
 
 
-def _with_options(exam: Exam, options: EvaluationOptions) -> Exam:
-    total = len(exam.order)
-    if options.samples is not None:
-        exam = replace(exam, looks=(total if options.samples == "all" else min(total, options.samples),))
-    if options.max_new_tokens is not None:
-        exam = replace(exam, max_new_tokens=options.max_new_tokens)
-    return exam if options.metrics is None else replace(exam, metrics=tuple(options.metrics))
-
-
-def _left_out(held_out: object) -> dict[str, str]:
-    """How many lines of the files became no sample, and why."""
-    dropped = held_out.report.dropped if isinstance(held_out, Store) else {}
-    counts = [f"{count:,} {LEFT_OUT.get(why, why)}" for why, count in dropped.items() if count]
-    return {"left_out": ", ".join(counts)} if counts else {}
-
-
-def _compute_in(examiner: GlmExaminer, precision: Precision | None) -> None:
-    """With reduced precision, its difference to float32 is measured on a few samples."""
-    if precision is not None:
-        dtype: torch.dtype = getattr(torch, precision)
-        if dtype != examiner.model.compute:
-            compute_in(examiner.model, dtype)
-        examiner.by = {**examiner.by, "dtype": precision}
+def _apply(options: EvaluationOptions, examiner: GlmExaminer, watch: Watch) -> None:
+    """The user's options. With reduced precision, its difference to float32 is measured on a few samples."""
+    exam, model, total = examiner.exam, examiner.model, len(examiner.exam.order)
+    samples = total if options.samples == "all" else options.samples
+    examiner.exam = replace(
+        exam,
+        looks=exam.looks if samples is None else (min(total, samples),),
+        max_new_tokens=options.max_new_tokens or exam.max_new_tokens,
+        metrics=exam.metrics if options.metrics is None else tuple(options.metrics),
+    )
+    counts = [
+        f"{count:,} {LEFT_OUT.get(why, why)}" for why, count in exam.held_out.report.dropped.items() if count
+    ]
+    examiner.by |= {"left_out": ", ".join(counts)} if counts else {}
+    examiner.watch = watch
+    if options.precision is not None:
+        dtype: torch.dtype = getattr(torch, options.precision)
+        if dtype != model.compute:
+            compute_in(model, dtype)
+        examiner.by = {**examiner.by, "dtype": options.precision}
         examiner.check = dtype != torch.float32
-
-
-def _best(run: Path, step: int, exam_id: str) -> EvaluationResult | None:
-    """The result of the run's best step, if that is another step and the exam is the same."""
-    named = best_step(run)
-    results = [one for one in ledger.results(run) if one.exam_id == exam_id and one.status == "done"]
-    return next((one for one in reversed(results) if one.step == named != step), None)
 
 
 def _examine(examiner: GlmExaminer, request: Request, run: Path, baseline: SampleLosses | None) -> Findings:

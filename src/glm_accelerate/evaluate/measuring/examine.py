@@ -3,7 +3,6 @@
 first look -losses-> compared with the baseline's -decided?-> else the next look ... -> answers -> Findings
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,18 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.data.inputs import Inputs
-from glm_accelerate.data.pack import Arrangement, pack
+from glm_accelerate.data.pack import pack
 from glm_accelerate.data.pipeline import collate, empty_batch
-from glm_accelerate.data.store import Store
-from glm_accelerate.data.types import Sample
 from glm_accelerate.evaluate.measuring.answers import Answers, Watch, answer_prompts
 from glm_accelerate.evaluate.measuring.exam import Exam
 from glm_accelerate.evaluate.measuring.losses import document_losses
 from glm_accelerate.evaluate.measuring.metrics import needs_answers
+from glm_accelerate.evaluate.protocol.evaluator import reason_of
 from glm_accelerate.evaluate.protocol.messages import (
     Comparison,
     EvaluationResult,
@@ -31,16 +26,14 @@ from glm_accelerate.evaluate.protocol.messages import (
     failure,
 )
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses, loss_interval, paired
-from glm_accelerate.evaluate.statistics.looks import level_of, looks, verdict
-from glm_accelerate.evaluate.statistics.sample_order import SampleOrder, draw_order
+from glm_accelerate.evaluate.statistics.samples import level_of, verdict
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.parallel.ranks import ALONE, Ranks
-from glm_accelerate.plan.run_plan import RunPlan
+from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.ranks import ALONE
 from glm_accelerate.runtime.errors import UserError
 
-SEED = 0  # of the order of samples: not the run's, so that runs compare too
 CHECKED = 16  # samples on which reduced precision is compared with full
 
 Load = Callable[[Path], None]  # puts a snapshot's weights into the model
@@ -50,43 +43,17 @@ def ignore_progress(what: str, done: int, total: int) -> None:
     """Nobody watches."""
 
 
-def sample_order_of(store: Store) -> SampleOrder:
-    """The order in which its samples are evaluated."""
-    sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
-    return draw_order(store.lengths, sources, SEED)
-
-
-def exam_of(config: RunConfig, plan: RunPlan, inputs: Inputs) -> Exam:
-    """What the config has every step evaluated on."""
-    held_out, section = inputs.dev, config.evaluate
-    assert held_out is not None
-    drawn = sample_order_of(held_out)
-    total, most = len(held_out), plan.evaluate_samples
-    return Exam(
-        held_out=held_out,
-        order=drawn.order,
-        strata=drawn.strata,
-        looks=looks(total, most) if section.samples == "auto" else (most,),
-        micro_tokens=plan.micro_tokens,
-        tokenizer=inputs.tokenizer,
-        stops=inputs.stops,
-        metrics=section.metrics,
-        max_new_tokens=section.max_new_tokens,
-        margin=section.margin,
-    )
-
-
 @dataclass(slots=True)
 class GlmExaminer:
     """Evaluates requests for one model. `load` puts weights into it; None: inline, its weights are those to
-    evaluate, and nothing more can be measured of an earlier step.
+    evaluate, and nothing more can be measured of an earlier step. All ranks of `place` examine together and
+    return the same; those that divide the model among them do the same passes.
     """
 
     exam: Exam
     model: Decoder
     load: Load | None = None
-    ranks: Ranks = ALONE  # all of them examine together and return the same
-    divided: bool = False  # the model over the ranks: then all do the same passes
+    place: Place = SINGLE
     by: dict[str, str] = field(default_factory=dict[str, str])
     check: bool = False  # whether the precision is compared with float32, once
     watch: Watch = ignore_progress
@@ -94,6 +61,10 @@ class GlmExaminer:
     @property
     def exam_id(self) -> str:
         return self.exam.id
+
+    @property
+    def _divided(self) -> bool:
+        return self.place.axes.shard > 1
 
     def examine(self, request: Request, run: str, baseline: SampleLosses | None) -> Findings:
         """`baseline`: the losses of the step that the request is compared with."""
@@ -105,16 +76,15 @@ class GlmExaminer:
             self.check, self.by = False, {**self.by, "float32 differs by": f"{self._difference():.2g}"}
         losses, comparison, more_baseline = self._loss(request, run, baseline)
         mean, ci95 = loss_interval(losses, exam.strata, total) if len(losses.losses_N) else (None, None)
-        if mean is not None and not math.isfinite(mean):
-            raise UserError("the held-out loss is not finite")
         count = total if request.whole else exam.looks[0]
         answers = Answers()
         try:
             if needs_answers(exam.metrics):
-                sharing = ALONE if self.divided else self.ranks  # divided, it takes all ranks for each token
+                # A divided model takes all ranks for each token.
+                sharing = ALONE if self._divided else self.place.ranks
                 answers = answer_prompts(self.model, exam, count, self.watch, sharing)
         except Exception as error:
-            if mean is None or self.divided:
+            if mean is None or self._divided:
                 raise
             answers = Answers(failures=(_reason(error),))  # the loss counts all the same
         result = EvaluationResult(
@@ -149,12 +119,11 @@ class GlmExaminer:
         self, request: Request, run: str, baseline: SampleLosses | None
     ) -> tuple[SampleLosses, Comparison | None, SampleLosses | None]:
         """The losses of as many samples as are needed; the comparison; the baseline's, if it has more now."""
-        exam, total = self.exam, len(self.exam.order)
-        losses, comparison = SampleLosses.empty(), None
+        exam, comparison, extended = self.exam, None, baseline
+        losses = SampleLosses.of([], [])
         if "loss" not in exam.metrics:
             return losses, None, None
-        counts = (total,) if request.whole else exam.looks
-        extended, level = baseline, level_of(counts)
+        counts = (len(exam.order),) if request.whole else exam.looks
         for look, count in enumerate(counts, 1):
             losses = losses.followed_by(self.measure(exam.order[len(losses.losses_N) : count]))
             if extended is None:
@@ -162,7 +131,7 @@ class GlmExaminer:
                     continue
                 break
             extended = self._extend(extended, count, request, run)
-            comparison = _compare(request, exam, losses, extended, level, look, len(counts))
+            comparison = self._compare(request, losses, extended, look, counts)
             outcome = "undecided" if comparison is None else comparison.verdict
             exhausted = len(extended.losses_N) < count  # the baseline has no more samples to compare with
             if outcome in ("worse", "tied") or (self.load is not None and (outcome == "better" or exhausted)):
@@ -184,6 +153,23 @@ class GlmExaminer:
         self.load(Path(run) / request.weights)
         return baseline.followed_by(more)
 
+    def _compare(
+        self,
+        request: Request,
+        losses: SampleLosses,
+        baseline: SampleLosses,
+        look: int,
+        counts: Sequence[int],
+    ) -> Comparison | None:
+        exam, level = self.exam, level_of(counts)
+        difference, interval = paired(losses, baseline, exam.strata, len(exam.order), level)
+        if interval is None:
+            return None
+        assert request.against is not None
+        step = int(request.against.partition("-")[0])
+        outcome = verdict(interval, exam.margin)
+        return Comparison(step, request.against, difference, interval, outcome, look, len(counts))
+
     def measure(self, numbers: Sequence[int] | np.ndarray) -> SampleLosses:
         """The losses of these samples; each rank computes its share of the passes."""
         samples = [self.exam.held_out[int(number)] for number in numbers]
@@ -191,39 +177,26 @@ class GlmExaminer:
         if not samples:
             return SampleLosses(losses_N, targets_N)
         passes = pack([len(sample) for sample in samples], self.exam.micro_tokens)
-        out_of_memory = self._compute(passes, samples, losses_N, targets_N)
-        failed, *both = self.ranks.total([out_of_memory is not None, *losses_N, *targets_N])
+        (rank, ranks), done = self.place.samples, 0
+        out_of_memory: RuntimeError | MemoryError | None = None
+        try:
+            for mine in range(rank, rank + len(passes), ranks):
+                batch = collate(passes[mine], samples) if mine < len(passes) else empty_batch()
+                losses_D, targets_D = document_losses(self.model, batch)
+                places = [place for row in passes[mine].rows for place in row] if mine < len(passes) else []
+                losses_N[places], targets_N[places] = losses_D[: len(places)], targets_D[: len(places)]
+                done += len(places)
+                self.watch("held-out loss", done, len(samples))
+        except (RuntimeError, MemoryError) as error:
+            if self._divided or not ran_out(error):
+                raise
+            out_of_memory = error  # all ranks learn of it in step
+        failed, *both = self.place.total([out_of_memory is not None, *losses_N, *targets_N])
         if out_of_memory is not None:
             raise out_of_memory
         if failed:
             raise UserError("another rank ran out of memory", cure="evaluate fewer samples")
-        return SampleLosses(np.array(both[: len(samples)]), np.array(both[len(samples) :]))
-
-    def _compute(
-        self,
-        passes: Sequence[Arrangement],
-        samples: Sequence[Sample],
-        losses_N: NDArray[np.float64],
-        targets_N: NDArray[np.float64],
-    ) -> RuntimeError | MemoryError | None:
-        """This rank's passes. Running out of memory is returned, so that all ranks learn of it in step; a
-        divided model cannot do that.
-        """
-        share, done = self.ranks.count, 0
-        for first in range(0, len(passes), share):
-            mine = first + self.ranks.rank
-            batch = collate(passes[mine], samples) if mine < len(passes) else empty_batch()
-            try:
-                losses_D, targets_D = document_losses(self.model, batch)
-            except (RuntimeError, MemoryError) as error:
-                if self.divided or not ran_out(error):
-                    raise
-                return error
-            places = [place for row in passes[mine].rows for place in row] if mine < len(passes) else []
-            losses_N[places], targets_N[places] = losses_D[: len(places)], targets_D[: len(places)]
-            done += len(places)
-            self.watch("held-out loss", done, len(samples))
-        return None
+        return SampleLosses.of(both[: len(samples)], both[len(samples) :])
 
     def _difference(self) -> float:
         """How far the loss of a few samples is from that in float32."""
@@ -242,29 +215,7 @@ def failed(request: Request, error: Exception) -> Findings:
 
 
 def _reason(error: Exception) -> str:
-    """The error in words. Of a device, or of another rank, it is raised again: nothing goes on after that."""
-    if isinstance(error, UserError | OSError):
-        return str(error)
-    if not isinstance(error, RuntimeError | MemoryError):
-        return f"{type(error).__name__}: {error}"
-    if not ran_out(error):
+    """The error in words. A device or another rank that failed is raised again: nothing goes on after it."""
+    if isinstance(error, RuntimeError) and not ran_out(error):
         raise error
-    return f"out of memory: {str(error).partition('. ')[0]} (evaluate fewer samples, or shorter answers)"
-
-
-def _compare(
-    request: Request,
-    exam: Exam,
-    losses: SampleLosses,
-    baseline: SampleLosses,
-    level: float,
-    look: int,
-    declared: int,
-) -> Comparison | None:
-    assert request.against is not None
-    difference, interval = paired(losses, baseline, exam.strata, len(exam.order), level)
-    if interval is None:
-        return None
-    step = int(request.against.partition("-")[0])
-    outcome = verdict(interval, exam.margin)
-    return Comparison(step, request.against, difference, interval, outcome, look, declared)
+    return reason_of(error)

@@ -1,6 +1,6 @@
-"""Scores answers in processes of their own, while the next ones are generated: put -> workers -> scores.
+"""Scores answers in a process of its own, while the next ones are generated: put -> worker -> scores.
 
-A worker is a plain interpreter without torch. It ignores Ctrl-C, which is the parent's to handle, and ends
+The worker is a plain interpreter without torch. It ignores Ctrl-C, which is the parent's to handle, and ends
 with its parent, however that ends. An error in one metric fails that metric and nothing else.
 """
 
@@ -11,21 +11,22 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self
 
 from glm_accelerate.evaluate.measuring.metrics import BUILT_IN, Scorer, metric_names
-from glm_accelerate.runtime.child import end_with_parent, python_command
+from glm_accelerate.runtime.child import end_with_parent, how_ended, python_command
 from glm_accelerate.runtime.errors import UserError
 
-AHEAD = 16  # answers given to a worker before it has scored them
+AHEAD = 16  # answers given to the worker before it has scored them
 BACKLOG = 4096  # answers that wait here before `put` does
 MOST_ENDS = 2  # of workers, until a metric is to blame
+PATIENCE = 60.0  # seconds that a worker may spend on one answer
 TERMINATING = 5.0  # seconds for a process that is about to end
 STARTING = -1  # instead of a sample's number
 
@@ -33,32 +34,25 @@ Task = tuple[int, str, str]  # number, reference, answer
 
 
 class Grader:
-    """A context: put answers as they come, at the end take the scores. The number of processes changes only
-    the time. `patience`: seconds that a worker may spend on one answer.
-    """
+    """A context: put answers as they come, at the end take the scores."""
 
-    def __init__(self, metrics: Sequence[str], processes: int = 1, patience: float = 60.0) -> None:
+    def __init__(self, metrics: Sequence[str]) -> None:
         self.names = metric_names(metrics)
-        self._processes, self._patience = processes, patience
-        self._workers: list[_ScoringWorker] = []
+        self._worker: _ScoringWorker | None = None
         self._waiting: deque[Task] = deque()
         self._scores: dict[int, dict[str, float]] = {}
-        self._missing = 0  # put, and not scored yet
         self._failures: dict[str, tuple[int, str]] = {}  # by metric: the first sample that it failed on
-        self._ended = 0
+        self._ended = 0  # workers, since the last metric was blamed
 
     def __enter__(self) -> Self:
-        if self.names:
-            for _ in range(self._processes):
-                self._start_worker(self.names)
+        self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop_workers()
+        self._stop()
 
     def put(self, number: int, reference: str, answer: str) -> None:
         """Queue an answer. Returns at once, unless thousands wait already."""
-        self._missing += 1
         self._waiting.append((number, reference, answer))
         self._work(0.0)
         while len(self._waiting) > BACKLOG:
@@ -66,11 +60,11 @@ class Grader:
 
     def scores(self) -> dict[int, dict[str, float]]:
         """The scores of every answer, by its number; without the metrics that failed."""
-        while self._missing:
+        while self._waiting or (self._worker is not None and self._worker.tasks):
             self._work(1.0)
-        kept = [name for name in self.names if name not in self._failures]
         return {
-            number: {name: self._scores[number][name] for name in kept} for number in sorted(self._scores)
+            number: {name: self._scores[number][name] for name in self._left}
+            for number in sorted(self._scores)
         }
 
     def failures(self) -> list[str]:
@@ -80,80 +74,62 @@ class Grader:
             for name, (number, what) in sorted(self._failures.items())
         ]
 
-    def _work(self, seconds: float) -> None:
-        """Receive scores and send out answers; wait for scores at most so long."""
-        if all(name in self._failures for name in self.names):
-            self._finish_without_scores()
-        for worker in list(self._workers):
-            self._fill(worker)
-        sockets: dict[object, _ScoringWorker] = {worker.socket: worker for worker in self._workers}
-        for socket in wait([worker.socket for worker in self._workers], seconds):
-            self._receive(sockets.pop(socket))
-        now = time.monotonic()
-        for worker in sockets.values():
-            if worker.tasks and now - worker.since > self._patience:
-                self._replace(worker, f"said nothing for {self._patience:.0f} s")
+    @property
+    def _left(self) -> list[str]:
+        """The metrics that have not failed."""
+        return [name for name in self.names if name not in self._failures]
 
-    def _fill(self, worker: "_ScoringWorker") -> None:
+    def _work(self, seconds: float) -> None:
+        """Send answers to the worker and receive a score; wait for that at most so long."""
+        if not self._left:
+            self._stop()
+        worker = self._worker
+        if worker is None:
+            self._scores |= {number: {} for number, _, _ in self._waiting}
+            self._waiting.clear()
+            return
         try:
             while self._waiting and len(worker.tasks) < AHEAD:
                 worker.send(self._waiting[0])
                 self._waiting.popleft()
-        except OSError:
-            self._replace(worker)
-
-    def _receive(self, worker: "_ScoringWorker") -> None:
-        try:
-            number, scores, raised = worker.receive()
+            if worker.socket.poll(seconds):
+                number, scores, raised = worker.receive()
+                for name, what in raised.items():
+                    self._fail(name, number, what)
+                if number != STARTING:
+                    self._scores[number] = scores
+            elif worker.tasks and time.monotonic() - worker.since > PATIENCE:
+                self._replace(worker, f"said nothing for {PATIENCE:.0f} s")
         except (EOFError, OSError):
-            self._replace(worker)
-            return
-        for name, what in raised.items():
-            self._fail(name, number, what)
-        if number != STARTING:
-            self._scores[number] = scores
-            self._missing -= 1
-        self._fill(worker)
+            self._replace(worker, worker.how_ended())
 
-    def _replace(self, worker: "_ScoringWorker", how: str | None = None) -> None:
-        """Start another in its place, for its answers. A user's own metrics are blamed before ours."""
-        how = how or worker.how_ended()
-        worker.kill()
-        self._workers.remove(worker)
-        self._waiting.extendleft(reversed(worker.tasks))
+    def _replace(self, worker: "_ScoringWorker", how: str) -> None:
+        """Start another for its answers. A user's own metrics are blamed before ours."""
+        number = worker.tasks[0][0] if worker.tasks else STARTING
+        self._stop()
         self._ended += 1
         if self._ended >= MOST_ENDS:
             self._ended = 0
-            number = worker.tasks[0][0] if worker.tasks else STARTING
-            alive = [name for name in self.names if name not in self._failures]
-            for name in [name for name in alive if name not in BUILT_IN] or alive:
+            for name in [name for name in self._left if name not in BUILT_IN] or self._left:
                 self._fail(name, number, f"the process that scored it {how}")
-        if alive := [name for name in self.names if name not in self._failures]:
-            self._start_worker(alive)
+        self._start()
 
-    def _start_worker(self, names: Sequence[str]) -> None:
-        """One more process. If the system has none left, the running ones do the work."""
+    def _start(self) -> None:
         try:
-            self._workers.append(_ScoringWorker(names))
+            self._worker = _ScoringWorker(self._left) if self._left else None
         except OSError as error:
-            for name in names if not self._workers else ():
+            for name in self._left:
                 self._fail(name, STARTING, f"no process can be started to score it: {error.strerror}")
+
+    def _stop(self) -> None:
+        """End the worker. What it has not scored waits again."""
+        if self._worker is not None:
+            self._waiting.extendleft(reversed(self._worker.tasks))
+            self._worker.kill()
+        self._worker = None
 
     def _fail(self, name: str, number: int, what: str) -> None:
         self._failures[name] = min((number, what), self._failures.get(name, (number, what)))
-
-    def _finish_without_scores(self) -> None:
-        """No metric is left that could be computed."""
-        for number, _, _ in [*self._waiting, *(task for worker in self._workers for task in worker.tasks)]:
-            self._scores[number] = {}
-        self._stop_workers()
-        self._waiting.clear()
-        self._missing = 0
-
-    def _stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-        self._workers.clear()
 
 
 class _ScoringWorker:
@@ -163,13 +139,19 @@ class _ScoringWorker:
         self.tasks: deque[Task] = deque()
         self.since = time.monotonic()
         self.socket, theirs = Pipe()
-        with theirs, _interrupts_blocked():
-            self._process = subprocess.Popen(
-                python_command(f"from {__name__} import serve; serve({theirs.fileno()})"),
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # a metric may print, and our stdout is read by others
-                pass_fds=[theirs.fileno()],
-            )
+        # A process that is started while signals are blocked never gets those of its group.
+        signals = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    python_command(f"from {__name__} import serve; serve({theirs.fileno()})"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # a metric may print, and our stdout is read by others
+                    pass_fds=[theirs.fileno()],
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with suppress(OSError):  # it has ended already: the first task will show
             self.socket.send_bytes(json.dumps(list(names)).encode())
 
@@ -188,25 +170,14 @@ class _ScoringWorker:
 
     def how_ended(self) -> str:
         try:
-            code = self._process.wait(TERMINATING)
+            return f"ended ({how_ended(self._process.wait(TERMINATING))})"
         except subprocess.TimeoutExpired:
             return "closed its socket"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def kill(self) -> None:
         self.socket.close()
         self._process.kill()
         self._process.wait()
-
-
-@contextmanager
-def _interrupts_blocked() -> Generator[None]:
-    """A process that is started here never gets the signals of its group: it inherits the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(descriptor: int) -> None:

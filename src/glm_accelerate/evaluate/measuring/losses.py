@@ -42,8 +42,8 @@ def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], 
 
 @torch.inference_mode()
 def sample_losses(logits_of: Callable[[Tensor], Tensor], samples: Sequence[Sample]) -> SampleLosses:
-    """The same for any model, one sample at a time. `logits_of`: tokens_1T to logits_1TV, on any device. For
-    a module of transformers in evaluation mode:
+    """Losses by any model, one sample at a time. `logits_of`: tokens_1T to logits_1TV, on any device. With a
+    module of transformers in evaluation mode:
 
         sample_losses(lambda tokens_1T: module(tokens_1T.to(device)).logits, samples)
     """

@@ -27,8 +27,8 @@ def needs_answers(metrics: Sequence[str]) -> bool:
 
 
 def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The metrics of answers, each once and by its full name. Refuses what could not be computed, without
-    running the user's file.
+    """The metrics of answers, each once and by its full name. A UserError names one that cannot be computed;
+    the user's file is not run for that.
     """
     names: dict[str, None] = {}
     for name in metrics:
@@ -118,12 +118,11 @@ def _check_own(name: str) -> None:
         tree = ast.parse(Path(path).read_bytes(), path)
     except OSError as error:
         raise UserError(f"the metric's file cannot be read: {error.strerror}", where=path) from error
-    except SyntaxError as error:
-        raise UserError(
-            f"the metric's file is not Python: {error.msg}", where=f"{path}:{error.lineno}"
-        ) from error
-    except ValueError as error:  # zero bytes, in Python 3.11
-        raise UserError(f"the metric's file is not Python: {error}", where=path) from error
+    except (SyntaxError, ValueError) as error:  # ValueError: zero bytes, in Python 3.11
+        what, where = str(error), path
+        if isinstance(error, SyntaxError):
+            what, where = error.msg, f"{path}:{error.lineno}"
+        raise UserError(f"the metric's file is not Python: {what}", where=where) from error
     definitions: dict[str, ast.stmt] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
@@ -135,10 +134,8 @@ def _check_own(name: str) -> None:
             definitions |= {alias.asname or alias.name: node for alias in node.names}
     definition = definitions.get(function)
     if definition is None:
-        nearest = get_close_matches(function, definitions, n=1)
-        raise UserError(
-            f"there is no function {function!r}", where=path, cure=f"{nearest[0]}?" if nearest else None
-        )
+        nearest = next((f"{name}?" for name in get_close_matches(function, definitions, n=1)), None)
+        raise UserError(f"there is no function {function!r}", where=path, cure=nearest)
     if isinstance(definition, ast.FunctionDef) and not _takes_two(definition.args):
         cure = f"def {function}(reference: str, answer: str) -> float"
         raise UserError("a metric is called with two texts", where=f"{path}:{definition.lineno}", cure=cure)

@@ -21,10 +21,11 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import open_inputs
-from glm_accelerate.evaluate.measuring.examine import GlmExaminer, exam_of
+from glm_accelerate.evaluate.measuring.exam import exam_of
+from glm_accelerate.evaluate.measuring.examine import GlmExaminer
 from glm_accelerate.models.locate import locate
 from glm_accelerate.parallel.axes import Axes
-from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
@@ -33,8 +34,8 @@ from glm_accelerate.runtime.errors import UserError
 def glm_examiner(
     run: Path, device: torch.device | str, ranks: Ranks = ALONE, base: Path | None = None
 ) -> GlmExaminer:
-    """Ready for the run's requests. Several ranks divide the model if the run does, otherwise the samples.
-    `base`: where the run's model is now, if it has moved.
+    """An examiner ready for the run's requests. Several ranks divide the model if the run does, otherwise the
+    samples. `base`: where the run's model is now, if it has moved.
     """
     config, plan = config_and_plan(run)
     directory = locate(str(base or config.model.path))
@@ -47,11 +48,10 @@ def glm_examiner(
     held_out = open_inputs(config.data.model_copy(update={"train": config.data.dev, "dev": None}), directory)
     inputs = replace(held_out, dev=held_out.train)
     device = torch.device(device)
-    divided = ranks.count > 1 and plan.shards > 1
     fingerprints = ranks.decide(lambda: _fingerprints(run, config, directory))
     files = ModelFiles(directory, begun_on(run))
-    recipe = evaluation_recipe(config, plan, files, device, ranks.count if divided else 1)
-    place = Place(ranks, Axes(shard=ranks.count)) if divided else SINGLE
+    place = Place(ranks, Axes(shard=ranks.count) if plan.shards > 1 else Axes(data=ranks.count))
+    recipe = evaluation_recipe(config, plan, files, device, place.axes.shard)
     assembled = assemble(recipe, device, place)
     model = assembled.model
 
@@ -64,15 +64,14 @@ def glm_examiner(
         exam_of(config, plan, inputs),
         model,
         load,
-        ranks=ranks,
-        divided=divided,
+        place,
         by={"device": str(device), "dtype": str(model.compute).removeprefix("torch.")},
         check=model.compute != torch.float32,
     )
 
 
 def config_and_plan(run: Path) -> tuple[RunConfig, RunPlan]:
-    """A run's config, and the plan that followed from it."""
+    """The config of a run, and its plan."""
     for name in ("config.yaml", "plan.json"):
         if not (run / name).is_file():
             raise UserError(f"no {name} here: no run, or one that has not begun", where=run)
@@ -85,18 +84,13 @@ def config_and_plan(run: Path) -> tuple[RunConfig, RunPlan]:
 
 
 def _fingerprints(run: Path, config: RunConfig, directory: Path) -> dict[str, str]:
-    """Of the model that is built here. Weights that the run has left are checked at once: an evaluator with
-    another base ends before it claims a request.
+    """What the model that is built here is made of. The run's newest weights are checked at once: an
+    evaluator with another base ends before it claims a request.
     """
     fingerprints = made_with(directory, config.adapt, begun_on(run))
-    if (reader := _any_weights(run)) is not None:
-        require_made_with(reader, fingerprints)
-    return fingerprints
-
-
-def _any_weights(run: Path) -> Reader | None:
-    """Weights of the run, if it has published any yet."""
     for path in [*published(run, "snapshot"), *published(run)]:
         with suppress(Damaged):
-            return Reader(path)
-    return None
+            reader = Reader(path)
+            require_made_with(reader, fingerprints)
+            break
+    return fingerprints

@@ -50,7 +50,7 @@ class Trainer:
         os._exit(0)
 
 
-def serve(run: str, device: str, threads: int, oldest: bool, build: str) -> int:
+def serve(run: str, device: str, oldest: bool, build: str, threads: int) -> int:
     """Evaluate a run's requests. The exit code: 0 when it is finished, 2 for what the user can mend, 75 after
     a signal. `oldest`: the oldest request first; `build`: module:function of the user's own examiner.
     """
@@ -63,7 +63,12 @@ def serve(run: str, device: str, threads: int, oldest: bool, build: str) -> int:
         keep_freed_memory()
         trainer = Trainer(threads)
         end_with_parent()
-        examiner = build_examiner(build, run) if build else _of_run(run, device)
+        if build:
+            examiner = build_examiner(build, run)
+        else:
+            from glm_accelerate.evaluate.measuring.rebuild import glm_examiner  # an own one needs no GLM
+
+            examiner = glm_examiner(Path(run), device)
         trainer.send("ready")
         options = FollowOptions(oldest=oldest, on_message=trainer.send, before_each=trainer.use_threads)
         follow(Path(run), examiner, options)
@@ -83,12 +88,6 @@ def build_examiner(build: str, run: str) -> Examiner:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"cannot be found: {error}", where=build, cure="--build MODULE:FUNCTION") from error
     return make(run)
-
-
-def _of_run(run: str, device: str) -> Examiner:
-    from glm_accelerate.evaluate.measuring.rebuild import glm_examiner  # a user's own examiner needs no GLM
-
-    return glm_examiner(Path(run), device)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -32,87 +31,57 @@ LOG = "evaluator.log"
 CHILD = "glm_accelerate.evaluate.measuring.serve"
 NICENESS = 10  # training goes first
 PAUSE = 0.2  # seconds between two polls that ask the system
+RESTARTS = 3  # ends without a result between them, until it is given up
+FIRST_RESTART = 1.0  # seconds before it, doubled with each
 MOST_FAILURES = 2  # ends of the evaluator during one evaluation
 TERMINATING = 5.0  # seconds for a process to end by itself
 KILLING = 1.0  # ... and for one that is killed: training goes on without waiting for its end
 STARTING = 600.0  # ... at the least for one that starts, before it counts as hung: it reads a whole model
 LONGEST_LOG = 1 << 20  # bytes; then it is begun anew
 LONGEST_LINE = 1000
+INLINE = "evaluate.where: inline"
 
 
 def start_beside(run: Path, plan: RunPlan, section: EvaluateSection) -> "EvaluatorProcess":
     """The evaluator that the plan has beside training. A UserError says why it cannot be."""
+    items = () if plan.memory is None else plan.memory.items
+    needed = sum(item.bytes for item in items if item.what == "evaluator")
+    lacking = lacking_memory("host memory", needed, host_memory()[1])
+    device = torch.device(plan.evaluate_device)
+    if lacking is None and plan.evaluate_bytes and device.type != "cpu":
+        free, others = device_of(device).unclaimed(), others_on(device)
+        lacking = lacking_memory(plan.evaluate_device, plan.evaluate_bytes, free, others)
+    if lacking is not None:
+        raise UserError(f"no evaluator can run beside training: {lacking}", cure=INLINE)
     spare = env.cores() - plan.ranks * torch.get_num_threads()
     on_spare_cores = plan.device == "cpu" and spare >= plan.evaluate_threads
-    items = () if plan.memory is None else plan.memory.items
-    return EvaluatorProcess(
-        run,
-        device=plan.evaluate_device,
-        threads=1,
-        cores=env.last_cores(plan.evaluate_threads) if on_spare_cores else None,
-        oldest=section.keep == "all" or section.decides,
-        host_bytes=sum(item.bytes for item in items if item.what == "evaluator"),
-        device_bytes=plan.evaluate_bytes,
-    )
+    cores = env.last_cores(plan.evaluate_threads) if on_spare_cores else None
+    oldest = section.keep == "all" or section.decides
+    return EvaluatorProcess(run, plan.evaluate_device, cores=cores or (), oldest=oldest)
 
 
-def lacking_resource(
-    *, threads: int, cores: Sequence[int] | None, host_bytes: int, device: str = "cpu", device_bytes: int = 0
-) -> str | None:
-    """What an evaluator needs and this machine does not have, if anything."""
-    if sys.platform == "linux":
-        ours = os.sched_getaffinity(0)
-        if missing := sorted(set(cores or ()) - ours):
-            return f"core {missing[0]} is not this process's to give: it has {sorted(ours)}"
-        if cores is not None and threads > len(set(cores)):
-            return f"{threads} threads on {len(set(cores))} cores"
-    _, free = host_memory()
-    if host_bytes > free:
-        return f"it needs {amount(host_bytes)} of host memory, {amount(free)} are free"
-    spare = torch.device(device)
-    if not device_bytes or spare.type == "cpu":
-        return None
-    return lacking_memory(device, device_bytes, device_of(spare).unclaimed(), others_on(spare))
-
-
-def lacking_memory(device: str, needed: int, free: int, others: Sequence[Holder]) -> str | None:
-    """Why a device that training leaves free has too little memory, if so: other processes may hold it, also
-    processes that cannot be seen from our container.
+def lacking_memory(what: str, needed: int, free: int, others: Sequence[Holder] = ()) -> str | None:
+    """Why there is too little memory for an evaluator, if so. A device that training leaves free may be held
+    by other processes, also by some that cannot be seen from our container.
     """
     if needed <= free:
         return None
-    reason = f"it needs {amount(needed)} of {device}, {amount(free)} are free"
+    reason = f"it needs {amount(needed)} of {what}, {amount(free)} are free"
     return f"{reason}, as others hold {', '.join(map(str, others[:NAMED]))}" if others else reason
 
 
 class EvaluatorProcess:
-    """One evaluator process at a time. After `restarts` ends without a result between them it is given up."""
+    """One evaluator process at a time. After RESTARTS ends without a result between them it is given up."""
 
     def __init__(
-        self,
-        run: Path,
-        *,
-        device: str,
-        threads: int,
-        cores: Sequence[int] | None,
-        restarts: int = 3,
-        oldest: bool = False,
-        build: str = "",
-        host_bytes: int = 0,
-        device_bytes: int = 0,
-        pause: float = 1.0,
+        self, run: Path, device: str, *, cores: Sequence[int] = (), oldest: bool = False, build: str = ""
     ) -> None:
-        """Starts it. A UserError says what it lacks. `host_bytes`, `device_bytes`: memory it will need;
-        `pause`: seconds before the first restart, doubled with each.
+        """Starts it, with one thread. `cores`: those that it may run on; none: any. `oldest`: it answers the
+        oldest request first; `build`: with an examiner of the user's own.
         """
-        lacking = lacking_resource(
-            threads=threads, cores=cores, host_bytes=host_bytes, device=device, device_bytes=device_bytes
-        )
-        if lacking is not None:
-            raise UserError(f"no evaluator can run beside training: {lacking}", cure="evaluate.where: inline")
-        self._run, self._threads, self._cores = run, threads, tuple(cores or ())
-        self._device, self._oldest, self._build = device, oldest, build
-        self._restarts, self._pause = restarts, pause
+        self._run, self._cores = run, tuple(cores)
+        self._arguments = (str(run), device, oldest, build)
+        self._threads = 1
         self._process: subprocess.Popen[bytes] | None = None
         self._killed: list[subprocess.Popen[bytes]] = []  # that did not end at once
         self._unread = b""  # the beginning of a line
@@ -125,8 +94,7 @@ class EvaluatorProcess:
         try:
             self._start()
         except OSError as error:
-            cure = "evaluate.where: inline"
-            raise UserError(f"no evaluator can be started beside training: {error}", cure=cure) from error
+            raise UserError(f"no evaluator can be started beside training: {error}", cure=INLINE) from error
 
     def poll(self) -> list[str]:
         """What has happened since, as sentences for the log. Never waits, and asks the system rarely."""
@@ -147,7 +115,7 @@ class EvaluatorProcess:
         if code is None:
             return []
         if code == ExitCode.USERS_INPUT:  # the same would be wrong the next time
-            self._ends = self._restarts
+            self._ends = RESTARTS
         return self._after_end(how_ended(code))
 
     def kill(self, why: str, stem: str | None = None) -> list[str]:
@@ -181,7 +149,9 @@ class EvaluatorProcess:
         """From its next evaluation on."""
         if threads != self._threads:
             self._threads = threads
-            self._send(f"threads {threads}")
+            if self._process is not None and self._process.stdin is not None:
+                with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it does not read, or just died
+                    self._process.stdin.write(f"threads {threads}\n".encode())
 
     def close(self) -> None:
         """End it; what it has claimed is free again."""
@@ -199,10 +169,9 @@ class EvaluatorProcess:
         make_folder(folder)
         log = folder / LOG
         mode = "wb" if log.is_file() and log.stat().st_size > LONGEST_LOG else "ab"
-        arguments = (str(self._run), self._device, self._threads, self._oldest, self._build)
         cores = f"cores = {self._cores!r}; cores and os.sched_setaffinity(0, cores)"
         nice = f"import os; os.nice({NICENESS}); {cores}"  # before torch is loaded
-        call = f"from {CHILD} import serve; sys.exit(serve{arguments!r})"
+        call = f"from {CHILD} import serve; sys.exit(serve{(*self._arguments, self._threads)!r})"
         with open_private(log, mode) as output:
             self._process = subprocess.Popen(
                 python_command(f"{nice}; {call}"),
@@ -212,10 +181,9 @@ class EvaluatorProcess:
                 start_new_session=True,
                 bufsize=0,
             )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        os.set_blocking(self._process.stdout.fileno(), False)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
         self._unread = b""
         self._idle_since = time.monotonic()
 
@@ -232,31 +200,24 @@ class EvaluatorProcess:
             if word == "done":
                 self._ends = 0
 
-    def _send(self, line: str) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it does not read, or has just died
-                self._process.stdin.write(f"{line}\n".encode())
-
     def _after_end(self, how: str) -> list[str]:
         """Plan its restart, a while later each time; at last give it up."""
         self._close_pipes()
         self._ends += 1
         sentences = [f"the evaluator ended ({how}): {_last_line(self._run / FOLDER / LOG)} ({FOLDER}/{LOG})"]
         sentences += self._count_failure(how)
-        if self._ends > self._restarts:
+        if self._ends > RESTARTS:
             self.given_up = True
             return [*sentences, "the evaluator is given up"]
-        self._next_start = time.monotonic() + self._pause * 2 ** (self._ends - 1)
+        self._next_start = time.monotonic() + FIRST_RESTART * 2 ** (self._ends - 1)
         return sentences
 
     def _count_failure(self, how: str) -> list[str]:
         """Withdraw a request that has ended the evaluator twice, as by taking more memory than there is."""
-        stem, self.working_on = self.working_on, None
-        parsed = None if stem is None else parse_stem(stem)
-        if stem is None or parsed is None:
-            return []
+        stem, self.working_on = self.working_on or "", None
         self._failures[stem] += 1
-        if self._failures[stem] < MOST_FAILURES:
+        parsed = parse_stem(stem)
+        if parsed is None or self._failures[stem] < MOST_FAILURES:
             return []
         step, exam_id, attempt = parsed
         reason = f"the evaluator ended {MOST_FAILURES} times while at it ({how})"
@@ -280,7 +241,7 @@ class EvaluatorProcess:
         self._close_pipes()
 
     def _reap(self) -> None:
-        """Killed processes that have ended by now, so that the system forgets them."""
+        """Let the system forget killed processes that have ended by now."""
         self._killed = [process for process in self._killed if process.poll() is None]
 
     def _close_pipes(self) -> None:

@@ -64,19 +64,20 @@ class FollowOptions:
     before_each: Callable[[], None] = ignore  # evaluation
 
 
-DEFAULT = FollowOptions()
-
-
 class RanksOutOfStep(Exception):
     """Another rank did not finish an evaluation: this job cannot go on."""
 
 
-def follow(run: Path, examiner: Examiner, options: FollowOptions = DEFAULT, ranks: Ranks = ALONE) -> None:
+def follow(run: Path, examiner: Examiner, options: FollowOptions, ranks: Ranks = ALONE) -> None:
     """Evaluate requests until the run is finished. The first rank claims and publishes, all ranks examine."""
     while True:
-        with _claimed(run, options, ranks, examiner.exam_id) as request:
-            if request is None:
+        with ExitStack() as claims:
+            fields: dict[str, Any] | None = ranks.decide(
+                lambda claims=claims: _claim_next(run, options, claims, examiner.exam_id)
+            )
+            if fields is None:
                 return
+            request = Request(**fields)
             options.before_each()
             options.on_message(f"claimed {request.stem}")
             findings, broken = _agree(evaluate(run, request, examiner, ranks), request, ranks)
@@ -102,7 +103,17 @@ def evaluate(run: Path, request: Request, examiner: Examiner, ranks: Ranks = ALO
         if isinstance(error, RuntimeError) and peer_ended(error):
             raise  # the other rank gives the reason, or was killed: then another job may evaluate it
         _log(traceback.format_exc().rstrip())
-        return Findings(replace(failure(request, "failed", _reason(error)), by=_by()))
+        return Findings(replace(failure(request, "failed", reason_of(error)), by=_by()))
+
+
+def reason_of(error: Exception) -> str:
+    """An error as the reason of a result."""
+    if isinstance(error, UserError):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0]
+    if ran_out(error):
+        return f"out of memory: {first.partition('. ')[0]} (evaluate fewer samples, or shorter answers)"
+    return f"{type(error).__name__}: {first}"
 
 
 def finished(run: Path) -> bool:
@@ -157,6 +168,22 @@ def _evaluate(run: Path, request: Request, examiner: Examiner) -> Findings:
     return replace(findings, result=parse_result(text, Path(f"{request.stem}.json")))
 
 
+def _by() -> dict[str, str]:
+    """Which process evaluates, where and with what version."""
+    ours = f"{version('glm-accelerate')}, torch {torch.__version__}"
+    return {"host": socket.gethostname(), "process": str(os.getpid()), "version": ours}
+
+
+def _require_same(request: Request, exam_id: str) -> None:
+    ours = full_exam_id(exam_id) if request.whole else exam_id
+    if request.exam_id != ours:
+        raise UserError(
+            f"the trainer asks exam {request.exam_id}, this evaluator would answer {ours}: another version,"
+            " tokenizer, config, data or file of a metric",
+            cure="start the evaluator anew, with the trainer's own",
+        )
+
+
 def _publish(run: Path, findings: Findings, pause: float) -> None:
     """As soon as it can be written: a disk that is full for a while does not lose a result. The request stays
     claimed until then; the trainer gives it up if that takes too long.
@@ -181,56 +208,27 @@ def _log(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    first = (str(error).splitlines() or [""])[0]
-    if ran_out(error):
-        return f"out of memory: {first.partition('. ')[0]} (fewer samples, or shorter answers)"
-    return f"{type(error).__name__}: {first}"
-
-
-def _require_same(request: Request, exam_id: str) -> None:
-    ours = full_exam_id(exam_id) if request.whole else exam_id
-    if request.exam_id != ours:
-        raise UserError(
-            f"the trainer asks exam {request.exam_id}, this evaluator would answer {ours}: another version,"
-            " tokenizer, config, data or file of a metric",
-            cure="start the evaluator anew, with the trainer's own",
-        )
-
-
-def _by() -> dict[str, str]:
-    """Which process evaluates, where and with what version."""
-    ours = f"{version('glm-accelerate')}, torch {torch.__version__}"
-    return {"host": socket.gethostname(), "process": str(os.getpid()), "version": ours}
-
-
-@contextmanager
-def _claimed(run: Path, options: FollowOptions, ranks: Ranks, exam_id: str) -> Generator[Request | None]:
-    """The next request, claimed until the context ends; None when no more will come."""
-    with ExitStack() as claims:
-        fields: dict[str, Any] | None = ranks.decide(lambda: _claim_next(run, options, claims, exam_id))
-        yield None if fields is None else Request(**fields)
-
-
 def _claim_next(run: Path, options: FollowOptions, claims: ExitStack, exam_id: str) -> dict[str, Any] | None:
+    """The fields of the next request, which `claims` holds; None when no more will come."""
     logged: set[str] = set()
 
-    def log_once(*sentences: str) -> None:
-        for sentence in set(sentences) - logged:
+    def log_once(sentence: str) -> None:
+        if sentence not in logged:
             _log(sentence)
-        logged.update(sentences)
+        logged.add(sentence)
 
     while True:
         files = listing(run, answered=False)
-        log_once(*files.passed_over)
+        for sentence in files.passed_over:
+            log_once(sentence)
         for request in files.waiting if options.oldest else reversed(files.waiting):
             if options.strict:
                 _require_same(request, exam_id)
             try:
-                if _try_claim(run, request, claims):
-                    return asdict(request)
+                with ExitStack() as attempt:  # a claim that failed is closed here: there may be thousands
+                    if attempt.enter_context(claim(run, request)):
+                        claims.push(attempt.pop_all())
+                        return asdict(request)
             except OSError as error:
                 if options.once or error.errno not in DISK_FULL:
                     raise
@@ -238,15 +236,6 @@ def _claim_next(run: Path, options: FollowOptions, claims: ExitStack, exam_id: s
         if options.once or (not files.waiting and finished(run)):
             return None
         time.sleep(options.poll)
-
-
-def _try_claim(run: Path, request: Request, claims: ExitStack) -> bool:
-    """Whether it could be claimed. If so, `claims` keeps it."""
-    with ExitStack() as attempt:  # a claim that failed is closed here: there may be thousands
-        ours = attempt.enter_context(claim(run, request))
-        if ours:
-            claims.push(attempt.pop_all())
-    return ours
 
 
 def _agree(findings: Findings, request: Request, ranks: Ranks) -> tuple[Findings, bool]:

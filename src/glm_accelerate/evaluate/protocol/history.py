@@ -1,4 +1,4 @@
-"""What a run's evaluations have come to: as the trainer keeps it in its checkpoints, and from the files."""
+"""What a run's evaluations found: as the trainer keeps it in its checkpoints, and as the files say."""
 
 import math
 import re
@@ -9,20 +9,20 @@ from typing import Any
 
 from glm_accelerate.checkpoint.find import BEST
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult
-from glm_accelerate.evaluate.statistics.decide import ScoredStep, without_gaps
+from glm_accelerate.evaluate.statistics.decide import ScoredStep
 
-ON_DISK = {
+ON_DISK = {  # names of fields in files
     "requested": "asked",
     "scored": "judged",
     "exam_id": "plan",
     "decided": "told",
     "lowered": "lowered",
-}  # names of fields in files
+}
 
 
 @dataclass(slots=True)
 class EvaluationHistory:
-    """The steps that were to be evaluated and what came of them: all decisions follow from this alone."""
+    """The steps that were to be evaluated, and their results: all decisions follow from this alone."""
 
     requested: list[int] = field(default_factory=list[int])  # steps
     scored: dict[int, ScoredStep] = field(default_factory=dict[int, ScoredStep])  # those with a result
@@ -37,8 +37,9 @@ class EvaluationHistory:
 
     @property
     def prefix(self) -> list[ScoredStep]:
-        """The results up to the first that is still to come."""
-        return without_gaps(self.requested, self.scored)
+        """The results in order of their steps, up to the first that is still to come."""
+        first = min(self.pending, default=math.inf)
+        return [self.scored[step] for step in sorted(self.requested) if step < first]
 
     @property
     def losses(self) -> dict[int, float]:
@@ -46,12 +47,12 @@ class EvaluationHistory:
         return {step: one.loss for step, one in self.scored.items() if one.loss is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """For state.json."""
+        """The fields as state.json has them."""
         return {ON_DISK[name]: value for name, value in asdict(self).items()}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "EvaluationHistory":
-        """What `to_json` gave, after JSON made strings of steps. The first checkpoints have fewer fields."""
+        """From state.json, where steps are strings. The first checkpoints have fewer fields."""
         fields: dict[str, Any] = {name: content[key] for name, key in ON_DISK.items() if key in content}
         fields["scored"] = {int(step): ScoredStep(**one) for step, one in content["judged"].items()}
         return EvaluationHistory(**fields)
@@ -72,7 +73,7 @@ def score_step(result: EvaluationResult, earlier: Mapping[int, ScoredStep]) -> S
 
 
 def scored_steps(results: Sequence[EvaluationResult]) -> list[ScoredStep]:
-    """As decisions see them."""
+    """Results as decisions see them."""
     scored: dict[int, ScoredStep] = {}
     for result in results:
         scored[result.step] = score_step(result, scored)
@@ -80,7 +81,7 @@ def scored_steps(results: Sequence[EvaluationResult]) -> list[ScoredStep]:
 
 
 def main_results(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
-    """By step: the results of the main exam."""
+    """The results of the main exam, one for each step."""
     main = main_exam(results)
     return latest_by_step([result for result in results if result.exam_id == main])
 

@@ -1,7 +1,7 @@
 """The files by which evaluations are requested, claimed and answered, on any machine that sees the run.
 
 post a request -> claim (a lock that ends with its holder) -> publish once (the first result stays)
-What an earlier attempt did beyond the step from which a later one resumed is never listed: `branches.json`.
+`branches.json` names the step from which each attempt resumed: what earlier ones did beyond it is not listed.
 """
 
 import errno
@@ -30,6 +30,7 @@ from glm_accelerate.evaluate.protocol.messages import (
     parse_request,
     parse_result,
     parse_stem,
+    stem_of,
     to_json,
     with_finite_numbers,
 )
@@ -47,7 +48,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a run's folder holds, by step and attempt, and which files were passed over, and why."""
+    """Requests without a result and results, by step and attempt; files that cannot be read, and why."""
 
     waiting: list[Request]
     results: list[EvaluationResult]
@@ -55,9 +56,8 @@ class Listing:
 
 
 def post(run: Path, request: Request) -> None:
-    """Leave a request, unless its result is there already."""
-    folder = run / FOLDER
-    make_folder(folder)
+    """Write a request, unless its result is there already."""
+    make_folder(run / FOLDER)
     if not _path(run, request.stem, RESULT).exists():
         write_text(_path(run, request.stem, REQUEST), _json(to_json(request)))
 
@@ -73,10 +73,8 @@ def results(run: Path) -> list[EvaluationResult]:
 
 
 def listing(run: Path, *, answered: bool = True) -> Listing:
-    """All requests and results, and why some cannot be read. Without `answered` no result is read."""
-    requests: list[Request] = []
-    results: list[EvaluationResult] = []
-    passed_over: list[str] = []
+    """All requests and results. Without `answered` no result is read."""
+    found = Listing([], [], [])
     branches = _branches(run)
     for stem, endings in _stems(run).items():
         try:
@@ -84,22 +82,18 @@ def listing(run: Path, *, answered: bool = True) -> Listing:
                 continue
             if RESULT in endings:
                 result = read(run, stem) if answered else None
-                results += [] if result is None else [result]
-            elif REQUEST in endings:
-                request = _read_request(run, stem)
-                requests += [] if request is None else [request]
+                found.results.extend([] if result is None else [result])
+            elif REQUEST in endings and (text := _text(_path(run, stem, REQUEST))) is not None:
+                found.waiting.append(parse_request(text, _path(run, stem, REQUEST)))
         except UserError as error:
-            passed_over.append(f"passed over: {error}")
-    requests.sort(key=lambda request: (request.step, request.attempt, request.exam_id))
-    results.sort(key=lambda result: (result.step, result.attempt, result.exam_id))
-    return Listing(requests, results, sorted(passed_over))
+            found.passed_over.append(f"passed over: {error}")
+    return found
 
 
 def read(run: Path, stem: str) -> EvaluationResult | None:
     """One result; None as long as there is none."""
-    path = _path(run, stem, RESULT)
-    text = _text(path)
-    return None if text is None else parse_result(text, path)
+    text = _text(_path(run, stem, RESULT))
+    return None if text is None else parse_result(text, _path(run, stem, RESULT))
 
 
 def read_sample_losses(run: Path, stem: str) -> SampleLosses | None:
@@ -127,19 +121,15 @@ def claim(run: Path, request: Request) -> Generator[bool]:
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        ours = _locked(descriptor, fcntl.LOCK_EX)
         # Since it was listed, another process may have answered it or abandoned its branch.
-        if _path(run, request.stem, RESULT).exists() or not posted.exists():
+        if ours and (_path(run, request.stem, RESULT).exists() or not posted.exists()):
             path.unlink(missing_ok=True)
-            yield False
-            return
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        yield True
+            ours = False
+        if ours:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield ours
     finally:
         os.close(descriptor)
 
@@ -151,12 +141,9 @@ def is_claimed(run: Path, request: Request) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _locked(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
 
 
 def publish(run: Path, findings: Findings) -> bool:
@@ -165,24 +152,23 @@ def publish(run: Path, findings: Findings) -> bool:
     The files that belong to a result are written before it.
     """
     result = with_finite_numbers(findings.result)
-    folder = run / FOLDER
-    make_folder(folder)
-    if _abandoned(result.stem, _branches(run)):
-        return False
-    target = _path(run, result.stem, RESULT)
-    if target.exists():
+    stem, target = result.stem, _path(run, result.stem, RESULT)
+    make_folder(run / FOLDER)
+    if _abandoned(stem, _branches(run)) or target.exists():
         return False
     if findings.losses is not None and result.status == "done":
-        _write_losses(run, result.stem, findings.losses)
+        _write_losses(run, stem, findings.losses)
     if findings.predictions:
         lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in findings.predictions)
-        write_text(_path(run, result.stem, PREDICTIONS), "".join(lines))
+        write_text(_path(run, stem, PREDICTIONS), "".join(lines))
     first = _publish_once(target, _json(to_json(result)))
     if first and findings.baseline_losses is not None and result.against is not None:
-        _extend(run, result.against.stem, findings.baseline_losses)
-    if not first and (existing := read(run, result.stem)) is not None and existing.status != "done":
-        _remove(run, result.stem, LOSSES, PREDICTIONS)  # the first result has measured nothing
-    _remove(run, result.stem, REQUEST, CLAIM)
+        more, before = findings.baseline_losses, read_sample_losses(run, result.against.stem)
+        if before is not None and len(before.losses_N) < len(more.losses_N):
+            _write_losses(run, result.against.stem, more)
+    if not first and (existing := read(run, stem)) is not None and existing.status != "done":
+        _remove(run, stem, LOSSES, PREDICTIONS)  # the first result has measured nothing
+    _remove(run, stem, REQUEST, CLAIM)
     return first
 
 
@@ -200,7 +186,7 @@ def abandon_after(run: Path, step: int, attempt: int) -> list[str]:
     if folder.is_dir():
         branches = {**_branches(run), attempt: step}
         write_text(folder / BRANCHES, _json({str(number): first for number, first in branches.items()}))
-        for stem, endings in sorted(_stems(run).items()):
+        for stem, endings in _stems(run).items():
             if _abandoned(stem, {attempt: step}):
                 _remove(run, stem, CLAIM)
                 for ending in endings - {CLAIM}:
@@ -244,21 +230,25 @@ def _text(path: Path) -> str | None:
         raise UserError(f"cannot be read: {error}", where=path, cure="move it away") from error
 
 
-def _read_request(run: Path, stem: str) -> Request | None:
-    path = _path(run, stem, REQUEST)
-    text = _text(path)  # None: answered since the folder was listed
-    return None if text is None else parse_request(text, path)
-
-
 def _stems(run: Path) -> dict[str, set[str]]:
-    """The endings of each evaluation's files. Other names are ignored."""
-    endings: dict[str, set[str]] = {}
+    """The endings of each evaluation's files, by step, attempt and exam. Other names are ignored."""
+    found: dict[tuple[int, int, str], set[str]] = {}
     folder = run / FOLDER
     for name in os.listdir(folder) if folder.is_dir() else []:
-        ending = next((ending for ending in ENDINGS if name.endswith(ending)), None)
-        if ending is not None and parse_stem(stem := name.removesuffix(ending)) is not None:
-            endings.setdefault(stem, set()).add(ending)
-    return endings
+        ending = next((ending for ending in ENDINGS if name.endswith(ending)), "")
+        if ending and (parsed := parse_stem(name.removesuffix(ending))) is not None:
+            step, exam_id, attempt = parsed
+            found.setdefault((step, attempt, exam_id), set()).add(ending)
+    return {stem_of(step, exam, attempt): found[step, attempt, exam] for step, attempt, exam in sorted(found)}
+
+
+def _locked(descriptor: int, lock: int) -> bool:
+    """Whether it is locked now. Never waits."""
+    try:
+        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _branches(run: Path) -> dict[int, int]:
@@ -285,30 +275,30 @@ def _publish_once(target: Path, text: str) -> bool:
     """Publish a whole file under its name, unless there is one already. Whether this one was first."""
     temporary = write_beside(target, text)
     try:
-        first = _name_once(temporary, target)
-        sync(target.parent)
-        return first
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _name_once(temporary: Path, target: Path) -> bool:
-    try:
         os.link(temporary, target)
+        first = True
     except FileExistsError:
-        return target.samefile(temporary)  # over a network the reply to the first try can get lost
+        first = target.samefile(temporary)  # over a network the reply to the first try can get lost
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        # No hard links here: check and rename under a lock, which ends with its holder.
-        descriptor = os.open(target.parent / PUBLISHING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if target.exists():
-                return False
-            temporary.rename(target)
-        finally:
-            os.close(descriptor)
+        first = _rename_once(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(target.parent)
+    return first
+
+
+def _rename_once(temporary: Path, target: Path) -> bool:
+    """Where there are no hard links: check and rename under a lock, which ends with its holder."""
+    descriptor = os.open(target.parent / PUBLISHING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if target.exists():
+            return False
+        temporary.rename(target)
+    finally:
+        os.close(descriptor)
     return True
 
 
@@ -317,20 +307,13 @@ def _write_losses(run: Path, stem: str, losses: SampleLosses) -> None:
     write_text(_path(run, stem, LOSSES), _json(content))
 
 
-def _extend(run: Path, stem: str, losses: SampleLosses) -> None:
-    """Add samples to an earlier evaluation: those that follow the ones it has."""
-    before = read_sample_losses(run, stem)
-    if before is not None and len(before.losses_N) < len(losses.losses_N):
-        _write_losses(run, stem, losses)
-
-
 def _remove(run: Path, stem: str, *endings: str) -> None:
     for ending in endings:
         _path(run, stem, ending).unlink(missing_ok=True)
 
 
 def _move_aside(path: Path, run: Path) -> list[str]:
-    """Its name; none if it is gone already, as a request whose result was published just now."""
+    """Returns its name; none if it is gone already, as a request whose result was published just now."""
     try:
         shutil.move(path, place_aside(run, path.name))
     except FileNotFoundError:

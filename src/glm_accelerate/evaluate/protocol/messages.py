@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter
 from glm_accelerate.data.strict_json import parse
 from glm_accelerate.evaluate.statistics.decide import Status
 from glm_accelerate.evaluate.statistics.intervals import Interval, SampleLosses
-from glm_accelerate.evaluate.statistics.looks import Verdict
+from glm_accelerate.evaluate.statistics.samples import Verdict
 from glm_accelerate.runtime.errors import UserError
 
 FOLDER = "evals"  # in a run's directory
@@ -41,20 +41,26 @@ def parse_stem(stem: str) -> tuple[int, str, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One evaluation that the trainer wants. An evaluator computes the id of its own exam and compares."""
+class _Named:
+    """What names an evaluation: its step, its exam, and the attempt at the run that requested it."""
 
     step: int
     exam_id: ExamId
     attempt: int
-    weights: str  # a snapshot or a checkpoint, relative to the run
-    against: str | None = None  # stem of the result to compare with
-    against_weights: str | None = None  # the weights of that one
-    whole: bool = False  # on all held-out samples: a finalist
 
     @property
     def stem(self) -> str:
         return stem_of(self.step, self.exam_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(_Named):
+    """One evaluation that the trainer wants. An evaluator computes the id of its own exam and compares."""
+
+    weights: str  # a snapshot or a checkpoint, relative to the run
+    against: str | None = None  # stem of the result to compare with
+    against_weights: str | None = None  # the weights of that one
+    whole: bool = False  # on all held-out samples: a finalist
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,9 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationResult:
+class EvaluationResult(_Named):
     """One evaluation of one step. Results compare only if they are of the same exam."""
 
-    step: int
-    exam_id: ExamId
-    attempt: int
     status: Status
     loss: float | None = None
     ci95: Interval | None = None  # of the loss
@@ -90,10 +93,6 @@ class EvaluationResult:
     against: Comparison | None = None
     reason: str | None = None  # why it is not done
     by: Mapping[str, str] = field(default_factory=dict[str, str])  # host, device, dtype, versions
-
-    @property
-    def stem(self) -> str:
-        return stem_of(self.step, self.exam_id, self.attempt)
 
     @property
     def fewest(self) -> int:
@@ -175,24 +174,17 @@ def with_finite_numbers(result: EvaluationResult) -> EvaluationResult:
     metrics = {name: value for name, value in result.metrics.items() if _finite(value)}
     if odd := sorted(result.metrics.keys() - metrics.keys()):
         reason = reason or f"left out, as no finite numbers: {', '.join(odd)}"
-    intervals = {
-        name: interval
-        for name, interval in result.intervals.items()
-        if name in metrics and all(map(_finite, interval))
-    }
+    intervals = {name: ends for name, ends in result.intervals.items() if name in metrics and _finite(*ends)}
+    result = replace(result, metrics=metrics, intervals=intervals, reason=reason)
     against, ci95 = result.against, result.ci95
-    kept = replace(
+    if loss is not None and not _finite(loss):
+        reason, ci95, against = f"the held-out loss is {loss}", None, None
+        result = replace(result, status="failed", loss=None, reason=reason)
+    return replace(
         result,
-        metrics=metrics,
-        intervals=intervals,
-        reason=reason,
-        ci95=ci95 if ci95 is not None and all(map(_finite, ci95)) else None,
+        ci95=ci95 if ci95 is not None and _finite(*ci95) else None,
         against=against if against is not None and _finite(against.difference, *against.interval) else None,
     )
-    if loss is None or _finite(loss):
-        return kept
-    reason = f"the held-out loss is {loss}"
-    return replace(kept, status="failed", loss=None, ci95=None, against=None, reason=reason)
 
 
 def _finite(*values: object) -> bool:
@@ -220,7 +212,7 @@ def parse_result(text: str, where: Path) -> EvaluationResult:
 def _parse(text: str, kind: type[Message], where: Path) -> Message:
     """Strict JSON, each field of its own type, under its own name. Fields of newer versions are ignored."""
     try:
-        parse(text)
+        parse(text)  # refuses what the schema would not: the same name twice, NaN
         message: Message = _schema(kind).validate_json(text, strict=True)
     except ValueError as error:
         what = "; ".join(line.strip() for line in str(error).splitlines()[:3])

@@ -47,8 +47,10 @@ class Requests:
     _unclaimed_at: dict[str, float] = field(default_factory=dict[str, float])  # when last seen so
     _longest: float = 0.0  # seconds of an evaluation so far
 
-    def resume(self) -> None:
-        """Read which attempts requested the steps of this branch."""
+    def resume(self, *, first: bool) -> None:
+        """Read which attempts requested the steps of this branch. The first rank withdraws what earlier
+        attempts requested of another exam: an evaluator of this one refuses it.
+        """
         listing = ledger.listing(self.run)
         self._earlier = {request.stem: request for request in listing.waiting}
         for one in (*listing.results, *listing.waiting):
@@ -56,14 +58,11 @@ class Requests:
                 self.attempts[one.step] = max(one.attempt, self.attempts.get(one.step, 0))
         for step in (*self.history.requested, *self.history.scored):
             self.attempts.setdefault(step, self.attempt)
-
-    def withdraw_other_exams(self) -> None:
-        """Earlier attempts' requests of another exam: an evaluator of this one refuses them."""
-        for request in ledger.waiting(self.run):
+        for request in listing.waiting if first else ():
             if request.exam_id not in (self.exam_id, full_exam_id(self.exam_id)):
                 self.withdraw(request, "skipped", f"attempt {self.attempt} asks otherwise")
 
-    def request(self, step: int) -> Request:
+    def for_step(self, step: int) -> Request:
         """The request for a step. It is compared with the best of the steps that count by then."""
         stem = stem_of(step, self.exam_id, self.attempts[step])
         known = self._waiting.get(stem) or self._earlier.get(stem)
@@ -75,14 +74,14 @@ class Requests:
         weights = None if leader is None else self._snapshot(leader)
         return Request(step, self.exam_id, self.attempts[step], self._snapshot(step), against, weights)
 
-    def finalist(self, step: int) -> Request:
+    def for_finalist(self, step: int) -> Request:
         """The request for a step on all held-out samples."""
         exam_id = full_exam_id(self.exam_id)
         return Request(step, exam_id, self.attempts[step], self._snapshot(step), whole=True)
 
     def baseline(self, step: int) -> tuple[str | None, list[float], list[float]]:
         """The stem of the result to compare with, its samples' losses and targets; None: none can be read."""
-        stem = self.request(step).against
+        stem = self.for_step(step).against
         try:
             losses = None if stem is None else ledger.read_sample_losses(self.run, stem)
         except UserError:
@@ -173,15 +172,9 @@ class Requests:
     @property
     def timeout(self) -> float:
         """Seconds that one evaluation may take."""
-        timeout = self.section.timeout
-        if timeout == "auto":
-            return max(SHORTEST_TIMEOUT, TIMES_LONGEST * max(self._longest, self.expected))
-        return timeout
-
-    def close(self) -> None:
-        """End the evaluator, whatever it is doing; what it has claimed is free again."""
-        if self.evaluator is not None:
-            self.evaluator.close()
+        if self.section.timeout != "auto":
+            return self.section.timeout
+        return max(SHORTEST_TIMEOUT, TIMES_LONGEST * max(self._longest, self.expected))
 
     def _is_idle(self, evaluator: EvaluatorProcess) -> bool:
         """Whether a request waits unclaimed while the evaluator works on none of them."""

@@ -5,14 +5,16 @@ order in which results arrive nor how late they are changes a decision, and a re
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from glm_accelerate.evaluate.statistics.looks import Verdict
+from glm_accelerate.evaluate.statistics.samples import Verdict
 
 Status = Literal["done", "failed", "timeout", "skipped"]
+
+MOST_FINALISTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,6 @@ class ScoredStep:
     status: Status
     against: int | None = None  # the step that it was compared with on the same samples
     verdict: Verdict | None = None
-
-
-def without_gaps(requested: Sequence[int], scored: Mapping[int, ScoredStep]) -> list[ScoredStep]:
-    """The requested steps in order, up to the first that has no result."""
-    prefix: list[ScoredStep] = []
-    for step in sorted(requested):
-        if step not in scored:
-            break
-        prefix.append(scored[step])
-    return prefix
 
 
 def best(prefix: Sequence[ScoredStep], margin: float) -> int | None:
@@ -65,12 +57,6 @@ def stopped_at(prefix: Sequence[ScoredStep], patience: int, margin: float) -> in
     return None
 
 
-def overshoot(prefix: Sequence[ScoredStep], patience: int, margin: float, trained: int) -> int:
-    """Steps that were trained after the stopping step, because its result came later."""
-    stopping = stopped_at(prefix, patience, margin)
-    return 0 if stopping is None else max(0, trained - stopping)
-
-
 def times_lowered(prefix: Sequence[ScoredStep], patience: int, margin: float) -> int:
     """How often the learning rate was lowered: each time after `patience` evaluations without gain."""
     times = waited = 0
@@ -81,33 +67,28 @@ def times_lowered(prefix: Sequence[ScoredStep], patience: int, margin: float) ->
     return times
 
 
-def finalists(prefix: Sequence[ScoredStep], margin: float, most: int = 3) -> list[int]:
+def finalists(prefix: Sequence[ScoredStep], margin: float) -> list[int]:
     """The steps to evaluate on all samples before one is called the best: the best so far, then the lowest
     losses; of equal losses the earlier.
     """
     leader = best(prefix, margin)
     counted = [one for one, _ in _with_gains(prefix, margin)]
     ordered = sorted(counted, key=lambda one: (one.step != leader, one.loss, one.step))
-    return [one.step for one in ordered[:most]]
+    return [one.step for one in ordered[:MOST_FINALISTS]]
 
 
 def _with_gains(prefix: Sequence[ScoredStep], margin: float) -> Iterator[tuple[ScoredStep, bool]]:
-    """The steps that count, and whether each was better than all before it."""
-    leader: ScoredStep | None = None
+    """The steps that count, and whether each was better than all before it: as its comparison with the best
+    of them says. Where that is undecided, or was not made, its loss has to be more than the margin lower.
+    """
+    lowest, leader = math.inf, None
     for one in prefix:
         if one.loss is None or not math.isfinite(one.loss):
             continue
-        gained = leader is None or _better(one, leader, margin)
-        leader = one if gained else leader
+        if one.against == leader and one.verdict not in (None, "undecided"):
+            gained = one.verdict == "better"
+        else:
+            gained = one.loss < lowest - margin
+        if gained:
+            lowest, leader = one.loss, one.step
         yield one, gained
-
-
-def _better(new: ScoredStep, old: ScoredStep, margin: float) -> bool:
-    """As their comparison says. Where it is undecided, or the two were not compared, the losses have to be
-    more than the margin apart: nothing better is known.
-    """
-    if new.against == old.step and new.verdict not in (None, "undecided"):
-        return new.verdict == "better"
-    assert new.loss is not None
-    assert old.loss is not None
-    return new.loss < old.loss - margin

@@ -1,6 +1,6 @@
-"""Estimates from a sample for all held-out samples, with the interval in which the figure of all lies.
+"""Estimates for all held-out samples from a few, each with the interval in which the exact figure lies.
 
-Samples are drawn without replacement (`sample_order.py`): of all samples an interval has no width, and the
+Samples are drawn without replacement (`samples.py`): of all samples an interval has no width, and the
 estimate is the plain mean to the last bit. Nothing is claimed of other text, so windows of one document need
 no care. Shape suffixes: N samples evaluated, the first of the order; K groups of strata.
 """
@@ -28,10 +28,6 @@ class SampleLosses:
 
     losses_N: NDArray[np.float64]  # summed over a sample's targets
     targets_N: NDArray[np.float64]
-
-    @staticmethod
-    def empty() -> "SampleLosses":
-        return SampleLosses(np.zeros(0), np.zeros(0))
 
     @staticmethod
     def of(losses: Sequence[float], targets: Sequence[float]) -> "SampleLosses":

@@ -14,7 +14,7 @@ from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.measuring.losses import sample_losses, split
 from glm_accelerate.evaluate.protocol.messages import Findings, Request, full_exam_id
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
-from glm_accelerate.evaluate.statistics.sample_order import draw_order
+from glm_accelerate.evaluate.statistics.samples import draw_order
 from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder

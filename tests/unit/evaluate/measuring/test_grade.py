@@ -1,4 +1,4 @@
-"""Scoring in processes: whatever their number the same scores, and nothing that a metric does reaches us."""
+"""Scoring in a process: the scores of the functions, and nothing that a metric does reaches us."""
 
 import os
 import resource
@@ -71,8 +71,8 @@ def own(tmp_path: Path) -> str:
     return f"{tmp_path}/own.py"
 
 
-def graded(metrics, pairs, processes=1, patience=60.0):
-    with Grader(metrics, processes, patience) as grader:
+def graded(metrics, pairs):
+    with Grader(metrics) as grader:
         for number, (reference, answer) in enumerate(pairs):
             grader.put(number, reference, answer)
         return grader.scores(), grader.failures()
@@ -81,10 +81,9 @@ def graded(metrics, pairs, processes=1, patience=60.0):
 PAIRS = [(f"answer {number - number % 2}", f"answer {number}") for number in range(9)]
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_scores_are_those_of_the_functions(own, processes):
+def test_scores_are_those_of_the_functions(own):
     pairs = [("今天天气很好。", "今天天气不好。"), ("the cat sat", "the cat sat "), ("a\nb", ""), *PAIRS]
-    scores, failures = graded(["loss", "rouge", "exact_match", "bleu", f"{own}:length"], pairs, processes)
+    scores, failures = graded(["loss", "rouge", "exact_match", "bleu", f"{own}:length"], pairs)
     cut = word_cutter()
     names = ("bleu", "rouge_1", "rouge_2", "rouge_l")
     assert failures == []
@@ -114,10 +113,9 @@ def test_a_worker_is_a_process_without_torch_and_its_chatter_is_not_ours(own, ca
     assert told.err.count("chatter of a metric") == len(PAIRS)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_wrong_with_a_metric_fails_that_metric(own, processes):
+def test_what_is_wrong_with_a_metric_fails_that_metric(own):
     names = [f"{own}:{name}" for name in ("raises", "infinite", "words", "length")]
-    scores, failures = graded([*names, "exact_match"], PAIRS, processes)
+    scores, failures = graded([*names, "exact_match"], PAIRS)
     assert [list(score) for score in scores.values()] == [[names[3], "exact_match"]] * len(PAIRS)
     assert failures == [
         f"{names[1]}, sample 4: ValueError: it returned inf (metrics.py:{_line('it returned')})",
@@ -138,12 +136,13 @@ def _own_line(words: str) -> int:
 
 def test_a_metric_that_ends_its_process_is_to_blame(own):
     scores, failures = graded([f"{own}:quits", "exact_match"], PAIRS)
-    assert failures == [f"{own}:quits, sample 5: the process that scored it ended with code 3"]
+    assert failures == [f"{own}:quits, sample 5: the process that scored it ended (exit code 3)"]
     assert [score["exact_match"] for score in scores.values()] == [float(n % 2 == 0) for n in range(9)]
 
 
-def test_a_metric_that_hangs_is_to_blame(own):
-    scores, failures = graded([f"{own}:hangs", "exact_match"], PAIRS, patience=2.0)
+def test_a_metric_that_hangs_is_to_blame(own, monkeypatch):
+    monkeypatch.setattr(grade, "PATIENCE", 2.0)
+    scores, failures = graded([f"{own}:hangs", "exact_match"], PAIRS)
     assert failures == [f"{own}:hangs, sample 5: the process that scored it said nothing for 2 s"]
     assert [score["exact_match"] for score in scores.values()] == [float(n % 2 == 0) for n in range(9)]
 
@@ -161,7 +160,7 @@ def test_with_no_metric_left_nothing_is_waited_for(tmp_path):
     path.write_text("import os\ndef score(reference, answer): return 1\nos._exit(1)\n")
     scores, failures = graded([f"{path}:score"], PAIRS)
     assert scores == {number: {} for number in range(len(PAIRS))}
-    assert failures == [f"{path}:score, sample 0: the process that scored it ended with code 1"]
+    assert failures == [f"{path}:score, sample 0: the process that scored it ended (exit code 1)"]
 
 
 def test_where_no_process_can_be_started_metrics_fail_and_no_more():
@@ -183,8 +182,7 @@ def test_a_killed_worker_is_replaced(own):
         for number in range(40):
             grader.put(number, "a", "b")
             if number == 20:
-                (worker,) = grader._workers
-                os.kill(worker._process.pid, signal.SIGKILL)
+                os.kill(grader._worker._process.pid, signal.SIGKILL)
         scores, failures = grader.scores(), grader.failures()
     assert failures == []
     assert sorted(scores) == list(range(40))
@@ -223,7 +221,7 @@ import os, signal, sys
 from glm_accelerate.evaluate.measuring.grade import Grader
 signal.signal(signal.SIGINT, lambda *_: None)
 with Grader(["{own}:process", "{own}:{hanging}"]) as grader:
-    (first,) = grader._workers
+    first = grader._worker
     assert os.getpgid(first._process.pid) == os.getpgid(0)  # whoever ends all of us ends it, too
     os.killpg(0, signal.SIGINT)
     grader.put(0, "a", "b")

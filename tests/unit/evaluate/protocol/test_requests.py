@@ -17,7 +17,7 @@ EXAM, OTHER = "0123abcd", "89ef0123"
 def requests(run: Path, history: EvaluationHistory, *, lag: int) -> Requests:
     section = EvaluateSection(stop_after=3) if lag else EvaluateSection()
     made = Requests(run=run, exam_id=EXAM, section=section, history=history, lag=lag, attempt=2)
-    made.resume()
+    made.resume(first=True)
     return made
 
 
@@ -32,7 +32,7 @@ def test_a_late_evaluator_finds_the_weights_to_compare_with(answered: int, tmp_p
     wanted = made.baselines(position)
     for step in [*late.pending, *range(position + 1, 20)]:
         made.attempts[step] = 2
-        request = made.request(step)
+        request = made.for_step(step)
         if step - 5 < answered:  # else it is asked later
             assert request.against_weights == f"snapshots/snapshot-{step - 5}" or step < 5
             assert step < 5 or step - 5 in wanted
@@ -44,7 +44,7 @@ def test_requests_of_another_exam_are_withdrawn(tmp_path: Path) -> None:
     exams = (EXAM, full_exam_id(EXAM), OTHER, full_exam_id(OTHER))
     for exam_id in exams:
         ledger.post(tmp_path, Request(3, exam_id, 1, "snapshots/snapshot-3"))
-    requests(tmp_path, EvaluationHistory(), lag=0).withdraw_other_exams()
+    requests(tmp_path, EvaluationHistory(), lag=0)
     assert {request.exam_id for request in ledger.waiting(tmp_path)} == {EXAM, full_exam_id(EXAM)}
     assert {(result.exam_id, result.status, result.reason) for result in ledger.results(tmp_path)} == {
         (exam_id, "skipped", "attempt 2 asks otherwise") for exam_id in exams[2:]

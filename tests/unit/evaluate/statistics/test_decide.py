@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 
 from benchmarks.evaluation.simulate import PROMISED, ours, run_of
-from glm_accelerate.evaluate.protocol.history import score_step
+from glm_accelerate.evaluate.protocol.history import EvaluationHistory, score_step
 from glm_accelerate.evaluate.protocol.messages import Comparison, EvaluationResult
 from glm_accelerate.evaluate.statistics.decide import (
     ScoredStep,
     best,
     comparable,
     finalists,
-    overshoot,
     stopped_at,
     times_lowered,
-    without_gaps,
 )
 
 
@@ -27,7 +25,7 @@ def settled(asked: Sequence[int], results: Mapping[int, EvaluationResult]) -> li
     scored: dict[int, ScoredStep] = {}
     for step in sorted(results):
         scored[step] = score_step(results[step], scored)
-    return without_gaps(asked, scored)
+    return EvaluationHistory(list(asked), scored).prefix
 
 
 def done(
@@ -194,13 +192,6 @@ def test_stopping_waits_for_evaluations_without_gain_in_a_row():
     assert stopped_at(line(3.0, 2.999, 2.998), 2, 0.01) == 30
 
 
-def test_steps_trained_beyond_the_stop_are_told():
-    prefix = line(1.0, 2.0, 2.0)
-    assert overshoot(prefix, 2, 0.0, trained=45) == 15
-    assert overshoot(prefix, 2, 0.0, trained=30) == 0
-    assert overshoot(prefix, 3, 0.0, trained=45) == 0
-
-
 def test_the_rate_is_lowered_again_only_after_as_much_patience():
     assert [times_lowered(line(*[1.0] * count), 2, 0.0) for count in range(1, 8)] == [0, 0, 1, 1, 2, 2, 3]
     assert times_lowered(line(1.0, 1.0, 0.5, 0.5, 0.5, 0.4), 2, 0.0) == 1
@@ -208,7 +199,7 @@ def test_the_rate_is_lowered_again_only_after_as_much_patience():
 
 def test_finalists_are_the_best_and_the_lowest():
     assert finalists(line(5.0, 4.0, 3.0, 4.0, 3.5), 0.0) == [30, 50, 20]
-    assert finalists(line(2.0, 1.999, None, 1.9985), 0.002, most=2) == [10, 40]
+    assert finalists(line(2.0, 1.999, None, 1.9985, 2.1), 0.002) == [10, 40, 20]
     assert finalists(line(2.0), 0.0) == [10]
 
 

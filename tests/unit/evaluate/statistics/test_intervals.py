@@ -15,7 +15,7 @@ from glm_accelerate.evaluate.statistics.intervals import (
     paired,
     rate_interval,
 )
-from glm_accelerate.evaluate.statistics.looks import level_of
+from glm_accelerate.evaluate.statistics.samples import level_of
 from glm_accelerate.runtime.errors import UserError
 
 SETS = 200  # of each kind; the study in docs/why/evaluation.md took 2,000

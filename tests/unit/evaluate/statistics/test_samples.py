@@ -1,11 +1,11 @@
-"""The order of evaluation: every prefix a fair sample of all, and always the same one."""
+"""The order of samples: every prefix a fair sample of all, and always the same one. Looks and verdicts."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from glm_accelerate.evaluate.statistics.sample_order import draw_order
+from glm_accelerate.evaluate.statistics.samples import draw_order, level_of, looks, verdict
 
 
 def drawn(seed: int, count: int = 2000, sources: int = 4):
@@ -68,3 +68,54 @@ def test_a_million_samples_are_ordered_well_within_a_test():
     draw = np.random.default_rng(0)
     choice = draw_order(draw.integers(1, 4096, 10**6), draw.integers(0, 50, 10**6), 0)
     assert np.array_equal(np.sort(choice.order), np.arange(10**6))
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        (128, 403, 1270, 4000),
+        (128, 299, 700),
+        (128, 256, 512, 1024),
+        (255,),
+        (128, 256),
+        (60,),
+        (1,),
+        (128, 2540, 50397, 10**6),
+    ],
+)
+def test_looks_are_few_and_far_apart(expected):
+    assert looks(expected[-1]) == expected
+    assert sum([level_of(expected)] * len(expected)) == pytest.approx(0.05)
+
+
+def test_for_any_size_each_look_at_least_doubles():
+    for total in range(1, 3000):
+        found = looks(total)
+        assert found[-1] == total
+        assert len(found) <= 4
+        assert all(after >= 2 * before - 1 for before, after in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "found"),
+    [
+        ((-0.034, -0.008), 0.002, "better"),
+        ((0.008, 0.034), 0.002, "worse"),
+        ((-0.001, 0.002), 0.002, "tied"),
+        ((-0.0015, -0.0005), 0.002, "tied"),
+        ((-0.03, -0.001), 0.002, "undecided"),
+        ((-0.03, 0.03), 0.002, "undecided"),
+        ((-0.002, -0.002), 0.002, "tied"),
+        ((-0.0021, -0.0021), 0.002, "better"),
+        ((0.0, 0.0), 0.0, "tied"),
+        ((1e-12, 1e-12), 0.0, "worse"),
+    ],
+)
+def test_verdicts(interval, margin, found):
+    assert verdict(interval, margin) == found
+
+
+def test_all_samples_always_decide():
+    for thousandths in range(-5, 6):
+        exact = thousandths / 1000
+        assert verdict((exact, exact), 0.002) != "undecided"

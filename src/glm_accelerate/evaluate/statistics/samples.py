@@ -1,12 +1,21 @@
-"""The order in which held-out samples are evaluated, the same in a whole run: any beginning is a fair sample
-of all, and a larger sample contains every smaller one.
+"""Which held-out samples are evaluated, the same ones in a whole run: their order, and how many of them.
+
+Whoever looks at a 95 % interval again and again is wrong far more often than once in 20 times. So the looks,
+after which an evaluation may stop, are declared beforehand, and each gets its share of the 5 %.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_accelerate.evaluate.statistics.intervals import Interval
+
+Verdict = Literal["better", "worse", "tied", "undecided"]
+
+MOST_LOOKS, FIRST_LOOK = 4, 128
 CLASSES = 16  # strata in all, about; each source has at least one
 
 
@@ -33,6 +42,27 @@ def draw_order(lengths: NDArray[np.integer], sources: NDArray[np.integer], seed:
     due = (np.arange(len(strata)) - firsts + starts) / np.repeat(sizes, sizes)
     order = grouped[np.argsort(due, kind="stable")].astype(np.int64)
     return SampleOrder(order, strata[order])
+
+
+def looks(most: int) -> tuple[int, ...]:
+    """Numbers of samples after which to look, the last one `most`. Each is at least twice the one before: a
+    look that adds little is not worth its share.
+    """
+    count = min(MOST_LOOKS, max(1, (most // FIRST_LOOK).bit_length()))
+    return (*(round(number) for number in np.geomspace(FIRST_LOOK, most, count)[:-1]), most)
+
+
+def level_of(looks: Sequence[int]) -> float:
+    """How often the interval of one look may be wrong, so that all together are at most 5 %."""
+    return 0.05 / len(looks)
+
+
+def verdict(interval: Interval, margin: float) -> Verdict:
+    """On an interval of the new loss less the old one; differences up to the margin don't matter."""
+    low, high = interval
+    if -margin <= low and high <= margin:
+        return "tied"
+    return "better" if high < -margin else "worse" if low > margin else "undecided"
 
 
 def _strata(lengths: NDArray[np.integer], sources: NDArray[np.integer]) -> NDArray[np.int64]:

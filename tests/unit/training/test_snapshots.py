@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from glm_accelerate.checkpoint.format import place
-from glm_accelerate.training.best import BestWeights
+from glm_accelerate.training.snapshots import BestWeights
 
 
 def test_it_names_what_is_there_and_awaits_what_is_not(tmp_path: Path) -> None:
