@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Origin, origin, page, publish, table
-from glm_accelerate.checkpoint.policy import Adaptive, Measured, interval
+from glm_accelerate.checkpoint.policy import Measured, interval
+from glm_accelerate.config.schema import CheckpointSection
 
 FIXED = tuple(float(round(30 * 2 ** (power / 2))) for power in range(18))  # 30 s to 3 h
 BETWEEN = (900.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0)  # seconds between failures
@@ -89,20 +90,23 @@ def simulate(
             def run(choose: Choose, at: tuple[float, float, float] = (between, blocked, write)) -> float:
                 return goodput(choose, *at, seeds, work)
 
-            def adaptive(policy: Adaptive, cost: tuple[float, float] = (blocked, write)) -> Choose:
+            def adaptive(section: CheckpointSection, cost: tuple[float, float] = (blocked, write)) -> Choose:
                 def ask(failures: int, wall: Floats) -> Floats:
                     states = [
                         Measured(0, 0.0, 1.0, 0, *cost, failures=failures, wall_seconds=w)
                         for w in wall.tolist()
                     ]
-                    return np.array([interval(policy, measured).seconds for measured in states])
+                    return np.array([interval(section, measured) for measured in states])
 
                 return ask
 
             fixed = tuple(
                 run(lambda _, wall, seconds=seconds: np.full_like(wall, seconds)) for seconds in FIXED
             )
-            learnt, declared = run(adaptive(Adaptive())), run(adaptive(Adaptive(between)))
+            learnt, declared = (
+                run(adaptive(CheckpointSection())),
+                run(adaptive(CheckpointSection(between_failures=between))),
+            )
             points.append(Point(between, blocked, write, learnt, declared, fixed))
     return points
 

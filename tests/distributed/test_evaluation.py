@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
-from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.evaluate.protocol.ledger import waiting
 from glm_accelerate.observe.events import Event, read_events
+from tests.checkpoints import latest
 
 Said = dict[str, Any]
 

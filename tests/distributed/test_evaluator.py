@@ -16,11 +16,11 @@ import torch
 import yaml
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.measuring.rebuild import glm_examiner
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.messages import Request, exam_id_of
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.training.run import train
 
 Said = dict[str, Any]
@@ -133,7 +133,7 @@ def run(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     run.mkdir()
     made = Checkpointer(run, run_id="f00d", kind="snapshot")
-    made.save(Save(3, 1, {"weights": {"w": Piece.whole(torch.ones(4))}}, {}, {"data": "d"}, {}))
+    made.save(Save(3, 1, {"weights": {"w": part_of(torch.ones(4))}}, {}, {"data": "d"}, {}))
     (outcome,) = made.close(10)
     assert outcome.error is None
     return run

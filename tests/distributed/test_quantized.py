@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import yaml
 
-from glm_accelerate.checkpoint.find import latest
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.kernels.quantized import Kind
@@ -26,6 +25,7 @@ from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.parallel.shard import fill, shard
 from glm_accelerate.parallel.table import CutTable
+from tests.checkpoints import latest
 
 Said = dict[str, Any]
 KINDS: tuple[Kind, ...] = ("nf4", "int8", "fp8")

@@ -15,10 +15,11 @@ import pytest
 import torch
 import yaml
 
-from glm_accelerate.checkpoint.find import latest, published
+from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.heartbeat import signs
+from tests.checkpoints import latest
 from tests.warm import Warm
 
 Said = dict[str, Any]

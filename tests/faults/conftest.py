@@ -19,13 +19,14 @@ import yaml
 
 from glm_accelerate.checkpoint.audit import audit
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
-from glm_accelerate.checkpoint.find import candidates, latest, published
+from glm_accelerate.checkpoint.find import candidates, published
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import load_config
 from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.training.build import Built
 from glm_accelerate.training.run import Result, train
+from tests.checkpoints import latest
 from tests.warm import Warm
 
 CANARY = "hf_CANARY0123456789"  # a secret in the surroundings: no file of a run may hold it

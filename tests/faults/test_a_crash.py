@@ -23,8 +23,9 @@ from kill_sweep import points, saver, trace
 
 from glm_accelerate.checkpoint.audit import audit
 from glm_accelerate.checkpoint.find import published
-from glm_accelerate.checkpoint.format import FOLDER, Manifest, write_manifest
+from glm_accelerate.checkpoint.format import FOLDER, Manifest
 from glm_accelerate.runtime.errors import UserError
+from tests.checkpoints import write_manifest
 
 WHY_NOT = trace.why_not()
 traced = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it can run here")
@@ -32,10 +33,12 @@ procfs = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds 
 Event = dict[str, Any]
 
 TIDY = """
-import sys
+import sys, time
 from pathlib import Path
-from glm_accelerate.checkpoint.retain import Keep, tidy
-tidy(Path(sys.argv[1]), Keep(last=1, best=1), run_id="mine", losses={1: 0.5})
+from glm_accelerate.checkpoint.retain import choose_stale, delete, present
+from glm_accelerate.config.schema import CheckpointSection
+run, section = Path(sys.argv[1]), CheckpointSection(keep_last=1, keep_best=1)
+delete(run, choose_stale(present(run, run_id="mine", losses={1: 0.5}), section, time.time()))
 """
 
 

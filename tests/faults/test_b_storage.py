@@ -10,7 +10,7 @@ import pytest
 
 from glm_accelerate.checkpoint.audit import audit, compare
 from glm_accelerate.checkpoint.find import candidates, published
-from glm_accelerate.checkpoint.retain import Keep, tidy
+from tests.checkpoints import keeping, tidy
 
 SHARD = "weights-0-of-1.safetensors"
 Event = dict[str, Any]
@@ -203,7 +203,7 @@ def test_b13_no_date_is_believed(run: Path) -> None:
     for path in (run / "checkpoints").glob("checkpoint-*"):
         os.utime(path, (0, 0))
     assert [path.name for path in candidates(run).paths] == ["checkpoint-14", "checkpoint-12", "checkpoint-9"]
-    assert tidy(run, Keep(last=1, best=0), run_id=None, losses={}).deleted == (9, 12)
+    assert tidy(run, keeping(last=1, best=0), run_id=None, losses={}).deleted == (9, 12)
 
 
 def test_b14_a_run_that_was_moved(trainer, holds, shell, run: Path, tmp_path: Path) -> None:

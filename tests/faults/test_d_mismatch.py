@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.parallel.part import part_of
 
 BACK = ("--resume", "9")
 
@@ -140,7 +140,7 @@ def test_d10_a_finished_run(trainer, holds, run: Path) -> None:
 def test_d11_weights_without_moments(trainer, refused, run: Path) -> None:
     """Such a checkpoint is no place to go on from; a new run can begin on it."""
     whole = Reader(run / "checkpoints" / "checkpoint-14")
-    weights = {name: Piece.whole(tensor) for name, tensor in whole.group("weights").items()}
+    weights = {name: part_of(tensor) for name, tensor in whole.group("weights").items()}
     state, manifest = whole.state(), whole.manifest
     bare = Checkpointer(run, run_id=manifest.run)
     bare.save(

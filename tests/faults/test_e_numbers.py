@@ -148,7 +148,7 @@ def test_e8_put_back_twice(trainer, run: Path) -> None:
     assert train_step(WholeModel(model, CPU), mover, step_of(), LEARNING_RATE).applied
     pieces = resume_tensors(mover)
     kept = WholeTensors(
-        {group: {name: p.tensor.clone() for name, p in named.items()} for group, named in pieces.items()}
+        {group: {name: p.local.clone() for name, p in named.items()} for group, named in pieces.items()}
     )
     whole = {
         group: {name: tensor.clone() for name, tensor in kept.groups[group].items()} for group in kept.groups
@@ -156,7 +156,7 @@ def test_e8_put_back_twice(trainer, run: Path) -> None:
     for _ in range(2):
         restore(kept, model, mover, "here")
         for group, named in resume_tensors(mover).items():
-            assert all(torch.equal(piece.tensor, whole[group][name]) for name, piece in named.items())
+            assert all(torch.equal(piece.local, whole[group][name]) for name, piece in named.items())
         assert train_step(WholeModel(model, CPU), mover, step_of(), LEARNING_RATE).applied
 
 

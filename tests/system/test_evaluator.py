@@ -19,13 +19,14 @@ import yaml
 
 from glm_accelerate.checkpoint.audit import audit
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece, step_of
+from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.config.load import load_config
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.child import EvaluatorProcess
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Request, exam_id_of
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.run import train
 
@@ -138,7 +139,7 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 
 
 def publish_snapshot(run: Path, step: int, attempt: int = 1) -> None:
-    groups = {"weights": {name: Piece.whole(tensor) for name, tensor in weights(step).items()}}
+    groups = {"weights": {name: part_of(tensor) for name, tensor in weights(step).items()}}
     made = Checkpointer(run, run_id="f00d", kind="snapshot")
     made.save(Save(step, attempt, groups, {"position": step}, {"data": "d"}, {"template": "glm4"}))
     (outcome,) = made.close(10)

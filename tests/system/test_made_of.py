@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from glm_accelerate.assemble.model import open_model
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.find import latest
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import load_config
@@ -27,10 +25,12 @@ from glm_accelerate.models import locate
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.observe import sinks
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.mismatch import EVERY
 from glm_accelerate.training.run import Result, train
 from glm_accelerate.training.settle import Start
+from tests.checkpoints import latest
 
 Said = dict[str, Any]
 TOKENS = torch.arange(12)[None]
@@ -346,9 +346,9 @@ def spoil(run: Path, step: int, *, group: str) -> None:
     path = run / "checkpoints" / f"checkpoint-{step}"
     reader = Reader(path)
     groups = {
-        name: {k: Piece.whole(t) for k, t in reader.group(name).items()} for name in ("weights", "optimizer")
+        name: {k: part_of(t) for k, t in reader.group(name).items()} for name in ("weights", "optimizer")
     }
-    next(one for one in groups[group].values() if one.tensor.ndim).tensor.view(-1)[0] = float("nan")
+    next(one for one in groups[group].values() if one.local.ndim).local.view(-1)[0] = float("nan")
     manifest, state = reader.manifest, reader.state()
     shutil.rmtree(path)
     again = Checkpointer(run, run_id=manifest.run)

@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from glm_accelerate.checkpoint.codec import CodecChoice
-from glm_accelerate.checkpoint.find import latest, published
+from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
@@ -34,6 +34,7 @@ from glm_accelerate.training.run import Result, train
 from glm_accelerate.training.settle import Start
 from glm_accelerate.training.spike import Level
 from glm_accelerate.training.state import Progress, Wide
+from tests.checkpoints import latest
 from tests.warm import Warm
 
 Said = dict[str, Any]
@@ -332,11 +333,11 @@ def test_compression_begins_when_it_was_found_to_pay(
     monkeypatch.setattr(saver, "WEIGHED", 0.0)
     weighed: list[float] = []
 
-    def weigh(sample: memoryview, item_bytes: int, disk: float, cores: int) -> CodecChoice:
+    def choose(sample: memoryview, item_bytes: int, disk: float, cores: int) -> CodecChoice:
         weighed.append(disk)
         return CodecChoice("zstd", "the disk is slow")
 
-    monkeypatch.setattr(saver, "weigh", weigh)
+    monkeypatch.setattr(saver.codec, "choose", choose)
     run = tmp_path / "run"
     sections: dict[str, Said] = {
         "checkpoint": {"every": 4, "keep_last": 9, "wait": True},

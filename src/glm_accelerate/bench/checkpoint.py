@@ -59,8 +59,8 @@ def measure_checkpoint(config: RunConfig, rounds: int, say: Say) -> CheckpointFi
         take_step(prepared)
         run = prepared.run
         pieces = resume_tensors(run.mover)
-        tensors = {name: piece.tensor for group in pieces.values() for name, piece in group.items()}
-        size = sum(piece.tensor.nbytes for group in pieces.values() for piece in group.values())
+        tensors = {name: part.local for group in pieces.values() for name, part in group.items()}
+        size = sum(part.local.nbytes for group in pieces.values() for part in group.values())
         with ExitStack() as stack:
             checkpointer = Checkpointer(Path(directory), codec=run.plan.codec, limit=LIMIT)
             stack.callback(checkpointer.close, 0.0)

@@ -19,7 +19,7 @@ from glm_accelerate.checkpoint.format import (
 )
 from glm_accelerate.checkpoint.read import Reader
 
-NONE = "none"  # stands where one of the two has nothing
+NONE = "none"  # shown where one of the two has nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ def audit(directory: Path) -> Audit:
     try:
         manifest = read_manifest(directory)
     except Damaged as error:
-        return Audit((_naming(str(error)),), ())
+        # A digest that does not match speaks for two files: nothing says which of them is as it was.
+        both = f"{MANIFEST} or {DIGEST} is damaged: the manifest"
+        return Audit((str(error).replace(f"{MANIFEST}: the manifest", both),), ())
     damaged: list[str] = []
     for name, entry in manifest.files.items():
         try:
@@ -67,23 +69,18 @@ def compare(first: Path, second: Path) -> Iterator[Difference]:
     yield from _values("state", _flat(one.state()), _flat(other.state()))
 
 
-def _naming(said: str) -> str:
-    """A digest that does not match speaks for two files: nothing says which of them is as it was."""
-    return said.replace(f"{MANIFEST}: the manifest", f"{MANIFEST} or {DIGEST} is damaged: the manifest")
-
-
 def _tensors(group: str, one: Reader, other: Reader) -> Iterator[Difference]:
     for name in sorted({*one.names(group), *other.names(group)}):
         stored = [reader.manifest.tensors.get(group, {}).get(name) for reader in (one, other)]
-        said = [f"{entry.dtype} {list(entry.shape)}" if entry else NONE for entry in stored]
-        if said[0] != said[1]:
-            yield Difference(group, name, said[0], said[1])
+        first, second = (f"{entry.dtype} {list(entry.shape)}" if entry else NONE for entry in stored)
+        if first != second:
+            yield Difference(group, name, first, second)
             continue
         a, b = one.tensor(group, name), other.tensor(group, name)
         if torch.equal(a.view(torch.uint8) if a.ndim else a, b.view(torch.uint8) if b.ndim else b):
             continue
         most = (a.double() - b.double()).abs().max().item()
-        yield Difference(group, name, said[0], said[1], most if math.isfinite(most) else None)
+        yield Difference(group, name, first, second, most if math.isfinite(most) else None)
 
 
 def _values(kind: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:
@@ -97,6 +94,8 @@ def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
     """`losses.300` for what stands under losses at 300."""
     flat: dict[str, Any] = {}
     for name, value in state.items():
-        inner = _flat(value) if isinstance(value, dict) else None
-        flat |= {f"{name}.{key}": item for key, item in inner.items()} if inner is not None else {name: value}
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": item for key, item in _flat(value).items()}
+        else:
+            flat[name] = value
     return flat

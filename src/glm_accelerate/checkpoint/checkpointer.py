@@ -1,5 +1,5 @@
 """Saving beside the training: one copy of the state, then another process writes it. At most one save is
-under way; one that fails is told by `outcomes` and leaves what was published before as it was.
+under way; `outcomes` reports one that fails, and what was published before stays as it was.
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any
 
 from glm_accelerate.checkpoint.format import Kind, read_manifest
 from glm_accelerate.checkpoint.meeting import Meeting, Patience, SaveFailed
-from glm_accelerate.checkpoint.process import WriterEnded, WriterProcess
 from glm_accelerate.checkpoint.staging import Pieces, Staging, in_place, plan
-from glm_accelerate.checkpoint.write import SaveJob, settle, write
+from glm_accelerate.checkpoint.write import SaveJob, point_to, write
+from glm_accelerate.checkpoint.writer import WriterEnded, WriterProcess
 from glm_accelerate.runtime.errors import UserError
 
 GRACE = 5.0  # seconds beyond the limit, so that a writer that waits for other ranks can say so itself
@@ -79,10 +79,10 @@ class Checkpointer:
         self._ended: list[SaveOutcome] = []
 
     def stage(self, groups: Pieces) -> str | None:
-        """Make the copy's memory and start the writer. Without it every save is written in place.
+        """Allocate the copy's memory and start the writer. Without it every save is written in place.
         Returns what the system refused, if the copy is slower for it.
 
-        Only shapes and kinds count here, so what does not exist yet may be given as a tensor on `meta`.
+        Only shapes and dtypes count here, so what does not exist yet may be given as a tensor on `meta`.
         """
         assert self._flight is None
         self._release()
@@ -90,7 +90,7 @@ class Checkpointer:
             self._staging = Staging(groups, self._run)
         except OSError as error:
             raise UserError(f"no memory for a copy of the checkpoint's tensors: {error}") from error
-        self._writer = WriterProcess(self._staging)
+        self._writer = WriterProcess(self._staging.job, self._staging.data)
         return self._staging.unlocked
 
     def busy(self) -> bool:
@@ -108,7 +108,11 @@ class Checkpointer:
         if not self._staging.fits(save.groups):
             self.stage(save.groups)
         self._staging.copy(save.groups)
-        self._send(json.dumps(asdict(job), allow_nan=False).encode())
+        self._staging.leave(json.dumps(asdict(job), allow_nan=False).encode())
+        if self._writer is None or not self._writer.alive:  # it has died meanwhile
+            self._end_writer()
+            self._writer = WriterProcess(self._staging.job, self._staging.data)
+        self._writer.go()
         blocked = time.perf_counter() - began
         patience = Patience(job.meeting.directory, self._limit + GRACE)
         self._flight = _Flight(job.meeting, patience, began, blocked)
@@ -152,35 +156,25 @@ class Checkpointer:
         size, error = 0, None
         planned = plan(groups)
         try:
-            size = write(job, [part for part, _ in planned], in_place(planned))
+            size = write(job, [piece for piece, _ in planned], in_place(planned))
         except SaveFailed as failed:
             error = str(failed)
         blocked = time.perf_counter() - began
-        path = None if error else job.meeting.target
-        self._ended.append(SaveOutcome(job.meeting.step, path, size, blocked, blocked, error))
+        self._report(job.meeting, size, blocked, blocked, error)
         return blocked
 
-    def _send(self, job: bytes) -> None:
-        """Set the writer to work; a new one if the last has died meanwhile."""
-        assert self._staging is not None
-        self._staging.tell(job)
-        if self._writer is None or not self._writer.alive:
-            self._end_writer()
-            self._writer = WriterProcess(self._staging)
-        self._writer.go()
-
     def _look(self, seconds: float) -> None:
-        """Hear of the save under way, waiting at most so long."""
+        """Ask after the save under way, waiting at most so long."""
         flight = self._flight
         if flight is None or self._writer is None:
             return
         try:
-            said = self._writer.answer(seconds)
+            answer = self._writer.answer(seconds)
         except WriterEnded as ended:
             self._lose(f"the process that wrote it ended ({ended})")
             return
-        if said is not None:
-            self._land(said["bytes"], flight.blocked + said["seconds"], said["error"])
+        if answer is not None:
+            self._land(answer["bytes"], flight.blocked + answer["seconds"], answer["error"])
         elif flight.patience.over():
             self._lose(f"nothing more was written for {self._limit:g} s")
 
@@ -190,22 +184,20 @@ class Checkpointer:
         assert self._writer is not None
         self._writer.kill()
         self._end_writer()
-        meeting = self._flight.meeting
-        if self._rank == 0 and meeting.target.is_dir():
-            manifest = read_manifest(meeting.target)
-            if (
-                manifest.attempt == meeting.attempt
-            ):  # it was published, and the writer could not say so any more
-                size = settle(meeting, manifest)
-                self._land(size, time.perf_counter() - self._flight.began, None)
-                return
-        meeting.give_up(reason)
-        self._land(0, time.perf_counter() - self._flight.began, reason)
+        meeting, size, error = self._flight.meeting, 0, reason
+        manifest = read_manifest(meeting.target) if self._rank == 0 and meeting.target.is_dir() else None
+        if manifest is not None and manifest.attempt == meeting.attempt:
+            size, error = point_to(meeting, manifest), None  # published, but the writer could not say so
+        else:
+            meeting.give_up(reason)
+        self._land(size, time.perf_counter() - self._flight.began, error)
 
     def _land(self, size: int, total: float, error: str | None) -> None:
         assert self._flight is not None
-        meeting, blocked = self._flight.meeting, self._flight.blocked
-        self._flight = None
+        flight, self._flight = self._flight, None
+        self._report(flight.meeting, size, flight.blocked, total, error)
+
+    def _report(self, meeting: Meeting, size: int, blocked: float, total: float, error: str | None) -> None:
         path = None if error else meeting.target
         self._ended.append(SaveOutcome(meeting.step, path, size, blocked, total, error))
 

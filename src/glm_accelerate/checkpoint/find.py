@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_accelerate.checkpoint.format import (
+    FOLDER,
+    LATEST,
+    MANIFEST,
     Damaged,
     Kind,
     Manifest,
     folder_of,
     read_manifest,
     step_of,
-    verify,
 )
 from glm_accelerate.runtime.errors import UserError
 
-POINTER = "latest"
 BEST = "best"  # in a run's directory: which weights are the best ones
 LONGEST_POINTER = 100  # bytes; a full name has fewer
 
@@ -35,19 +36,22 @@ class Candidates:
 def candidates(run: Path) -> Candidates:
     """What could be gone on from. No file is read whole: damage inside shows when it is read."""
     paths, odd = _listed(run)
-    reasons: list[str] = []
+    reasons, summary = list[str](), list[str]()
+    if odd:
+        those = "entry is no checkpoint" if len(odd) == 1 else "entries are no checkpoints"
+        summary = [f"{run / FOLDER}: {len(odd):,} {those} by name or kind, as {odd[0]!r}"]
     for number, path in enumerate(paths):
         try:
             require_finite(path, check(path))
         except Damaged as error:
             reasons.append(f"passed over: {error}")
             continue
-        return Candidates(paths[number:], [*reasons, *_about_pointer(path), *_summary(run, odd)])
-    return Candidates([], [*reasons, *_summary(run, odd)])
+        return Candidates(paths[number:], [*reasons, *_about_pointer(path), *summary])
+    return Candidates([], [*reasons, *summary])
 
 
 def require_finite(path: Path, manifest: Manifest) -> None:
-    """Nothing good comes of weights or moments that are not: neither training nor answers."""
+    """Refuse weights or moments that are not finite: neither training nor answers come of them."""
     if manifest.facts.get("nonfinite"):
         raise Damaged("its weights or moments are not finite", where=path)
 
@@ -79,23 +83,9 @@ def check(directory: Path) -> Manifest:
     return manifest
 
 
-def latest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose every byte verifies, and why newer ones were passed over."""
-    found = candidates(run)
-    reasons = list(found.reasons)
-    for path in found.paths:
-        try:
-            require_finite(path, verify(path))
-        except Damaged as error:
-            reasons.append(f"passed over: {error}")
-            continue
-        return path, reasons
-    return None, reasons
-
-
 def resolve_path(path: Path) -> Path:
     """A checkpoint's directory from its own path or a run's: the best by its evaluations, else the newest."""
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST).is_file():
         return path
     if (best := best_of(path)) is not None:
         return best
@@ -108,8 +98,7 @@ def resolve_path(path: Path) -> Path:
 def best_of(run: Path) -> Path | None:
     """The weights that evaluations found best, a checkpoint's or a snapshot's, if they are whole."""
     try:
-        said = _read_short(run / BEST)
-        folder, _, name = said.partition("/")
+        folder, _, name = _read_short(run / BEST).partition("/")
         kind: Kind = "snapshot" if folder == "snapshots" else "checkpoint"
         if folder != f"{kind}s" or step_of(name, kind) is None:
             return None
@@ -130,7 +119,7 @@ def _listed(run: Path, kind: Kind = "checkpoint") -> tuple[list[Path], list[str]
                 step = step_of(entry.name, kind)
                 if step is not None and entry.is_dir(follow_symlinks=False):
                     steps.append((step, entry.name))
-                elif entry.name != POINTER and not entry.name.startswith("."):  # unfinished saves are hidden
+                elif entry.name != LATEST and not entry.name.startswith("."):  # unfinished saves are hidden
                     odd.append(entry.name)
     except FileNotFoundError:
         return [], []
@@ -140,32 +129,18 @@ def _listed(run: Path, kind: Kind = "checkpoint") -> tuple[list[Path], list[str]
     return [folder / name for _, name in steps], sorted(odd)
 
 
-def _summary(run: Path, odd: list[str]) -> list[str]:
-    if not odd:
-        return []
-    those = "entry is no checkpoint" if len(odd) == 1 else "entries are no checkpoints"
-    return [f"{folder_of(run, 'checkpoint')}: {len(odd):,} {those} by name or kind, as {odd[0]!r}"]
-
-
 def _about_pointer(newest: Path) -> Iterator[str]:
-    """One sentence if the pointer does not name the newest good checkpoint."""
-    pointer = newest.with_name(POINTER)
+    """One sentence if the pointer does not name the newest good checkpoint. Only a full name counts."""
+    pointer = newest.with_name(LATEST)
     try:
-        said = _read_pointer(pointer)
+        name = _read_short(pointer)
     except OSError as error:
-        said, why = None, f"cannot be read ({error.strerror})"
-    else:
-        why = "does not hold a checkpoint's name"
-    if said is None:
-        yield f"{pointer}: {why}; {newest.name} is the newest"
-    elif said != newest.name:
-        yield f"{pointer}: names {said}; {newest.name} is the newest that is whole"
-
-
-def _read_pointer(pointer: Path) -> str | None:
-    """Only a full name counts, so it never leads outside the directory."""
-    name = _read_short(pointer)
-    return name if step_of(name) is not None else None
+        yield f"{pointer}: cannot be read ({error.strerror}); {newest.name} is the newest"
+        return
+    if step_of(name) is None:
+        yield f"{pointer}: does not hold a checkpoint's name; {newest.name} is the newest"
+    elif name != newest.name:
+        yield f"{pointer}: names {name}; {newest.name} is the newest that is whole"
 
 
 def _read_short(file: Path) -> str:

@@ -7,20 +7,18 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from glm_accelerate.runtime.errors import UserError
-
-if TYPE_CHECKING:  # the writer process reads this file and never imports torch
-    from torch import Tensor
 
 SCHEMA = 2
 FOLDER = "checkpoints"  # in a run's directory
 Kind = Literal["checkpoint", "snapshot"]  # a snapshot has weights only, and nothing goes on from it
 MANIFEST, DIGEST, STATE = "manifest.json", "manifest.sha256", "state.json"
+LATEST = "latest"  # beside the checkpoints: the name of the newest one
 WEIGHTS, OPTIMIZER = "weights", "optimizer"  # the groups
 NAME = re.compile(r"(checkpoint|snapshot)-(0|[1-9][0-9]{0,17})", re.ASCII)
 HEADER_LIMIT = 100_000_000  # bytes of a safetensors header, as its own reader has it
@@ -51,21 +49,6 @@ Rows = tuple[tuple[int, int], ...]  # intervals along the first dimension
 
 class Damaged(UserError):
     """A checkpoint is not what was written. An older one may do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a tensor that a rank owns: a box in the whole, or several with these rows of it."""
-
-    tensor: "Tensor"
-    shape: Shape  # of the whole
-    offset: Shape
-    rows: Rows = ()
-
-    @staticmethod
-    def whole(tensor: "Tensor") -> "Piece":
-        """A tensor that is not divided."""
-        return Piece(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +98,11 @@ class Manifest:
     tensors: Groups = field(default_factory=dict)
     schema: int = SCHEMA
 
+    @property
+    def bytes(self) -> int:
+        """What all of it takes on disk."""
+        return sum(file.bytes for file in self.files.values())
+
 
 def step_of(name: str, kind: Kind = "checkpoint") -> int | None:
     """The step that a directory's name stands for, if it is a checkpoint's name at all."""
@@ -127,14 +115,9 @@ def folder_of(run: Path, kind: Kind) -> Path:
     return run / f"{kind}s"
 
 
-def place(run: Path, kind: Kind, step: int) -> Path:
+def path_of(run: Path, kind: Kind, step: int) -> Path:
     """Where one is published."""
     return folder_of(run, kind) / f"{kind}-{step}"
-
-
-def file_of(group: str, rank: int, ranks: int) -> str:
-    """The file in which a rank keeps its pieces of a group."""
-    return f"{group}-{rank}-of-{ranks}.safetensors"
 
 
 def digest(path: Path) -> str:
@@ -153,12 +136,6 @@ def seal(manifest: Manifest) -> dict[str, bytes]:
     return {MANIFEST: content, DIGEST: _seal_of(content)}
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Put both files into a directory that is not published yet."""
-    for name, content in seal(manifest).items():
-        (directory / name).write_bytes(content)
-
-
 def read_manifest(directory: Path) -> Manifest:
     """The manifest, if it is whole and in its place. Raises a UserError that says what is wrong otherwise."""
     try:
@@ -168,40 +145,41 @@ def read_manifest(directory: Path) -> Manifest:
         raise Damaged(f"not a whole checkpoint: {error}", where=directory) from error
     if sealed != _seal_of(content):
         raise Damaged("the manifest does not match its digest", where=directory / MANIFEST)
-    said: dict[str, Any] = json.loads(content)
-    if said["schema"] > SCHEMA:
-        raise UserError(
-            f"written by a newer version (schema {said['schema']}, this is {SCHEMA})", where=directory
-        )
-    files = {name: File(**entry) for name, entry in said["files"].items()}
+    fields: dict[str, Any] = json.loads(content)
+    schema = fields["schema"]
+    if schema > SCHEMA:
+        raise UserError(f"written by a newer version (schema {schema}, this is {SCHEMA})", where=directory)
+    files = {name: File(**entry) for name, entry in fields["files"].items()}
     for name in files:
         if Path(name).name != name or name == "..":
             raise Damaged(f"the manifest names a file outside: {name!r}", where=directory)
-    tensors = parse_tensors(said["tensors"]) if said["schema"] > 1 else _whole_tensors(directory, files)
-    said |= {"files": files, "tensors": tensors}
-    manifest = Manifest(**said)
+    tensors = parse_tensors(fields["tensors"]) if schema > 1 else _whole_tensors(directory, files)
+    fields |= {"files": files, "tensors": tensors}
+    manifest = Manifest(**fields)
     used = {span.file for group in tensors.values() for stored in group.values() for span in stored.pieces}
     if not used <= files.keys():
         raise Damaged(
             f"tensors lie in files that it does not name: {min(used - files.keys())!r}", where=directory
         )
     match = NAME.fullmatch(directory.name)
-    named = int(match[2]) if match else None
-    if named is not None and named != manifest.step:
-        raise Damaged(f"the name says step {named}, the manifest says {manifest.step}", where=directory)
+    if match and int(match[2]) != manifest.step:
+        raise Damaged(f"the name says step {match[2]}, the manifest says {manifest.step}", where=directory)
     return manifest
 
 
-def parse_tensors(said: Mapping[str, Mapping[str, Any]]) -> Groups:
+def parse_tensors(groups: Mapping[str, Mapping[str, Any]]) -> Groups:
     """The tensors of a manifest, or of one rank's part of it."""
+
+    def span(entry: Mapping[str, Any]) -> Span:
+        fields: dict[str, Any] = {key: tuple(entry[key]) for key in ("offset", "shape")}
+        return Span(**(dict(entry) | fields))
+
     return {
         group: {
-            name: Stored(
-                entry["dtype"], tuple(entry["shape"]), tuple(_span(span) for span in entry["pieces"])
-            )
+            name: Stored(entry["dtype"], tuple(entry["shape"]), tuple(map(span, entry["pieces"])))
             for name, entry in entries.items()
         }
-        for group, entries in said.items()
+        for group, entries in groups.items()
     }
 
 
@@ -210,14 +188,6 @@ def require_whole(stored: Stored, name: str) -> None:
     items = sum(math.prod(span.shape) for span in stored.pieces)
     if items != math.prod(stored.shape) or len({span.offset for span in stored.pieces}) < len(stored.pieces):
         raise Damaged(f"the pieces of {name} hold {items} items, the whole has {math.prod(stored.shape)}")
-
-
-def verify(directory: Path) -> Manifest:
-    """The manifest, after every file it names was found whole."""
-    manifest = read_manifest(directory)
-    for name, entry in manifest.files.items():
-        verify_file(directory, name, entry)
-    return manifest
 
 
 def verify_file(directory: Path, name: str, entry: File) -> None:
@@ -231,13 +201,8 @@ def verify_file(directory: Path, name: str, entry: File) -> None:
 
 
 def damage(name: str, directory: Path) -> Damaged:
-    """The words for a file whose content is not what was written."""
+    """The error for a file whose content is not what was written."""
     return Damaged(f"{name} is damaged: its SHA-256 does not match", where=directory)
-
-
-def _span(said: Mapping[str, Any]) -> Span:
-    fields: dict[str, Any] = {**said, "offset": tuple(said["offset"]), "shape": tuple(said["shape"])}
-    return Span(**fields)
 
 
 def _seal_of(content: bytes) -> bytes:
@@ -259,15 +224,15 @@ def _read_header(directory: Path, name: str, entry: File) -> dict[str, Stored]:
     try:
         with (directory / name).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            said: dict[str, Any] = json.loads(file.read(min(length, entry.bytes, HEADER_LIMIT)))
-        said.pop("__metadata__", None)
-        found: dict[str, Stored] = {}
-        for key, tensor in said.items():
-            begin, end = (8 + length + place for place in tensor["data_offsets"])
-            shape: Sequence[int] = tensor["shape"]
-            span = Span(name, begin, end, (0,) * len(shape), tuple(shape), "")
-            found[key] = Stored(tensor["dtype"], tuple(shape), (span,))
-        return found
+            header: dict[str, Any] = json.loads(file.read(min(length, entry.bytes, HEADER_LIMIT)))
+        header.pop("__metadata__", None)
+        tensors: dict[str, Stored] = {}
+        for key, tensor in header.items():
+            begin, end = (8 + length + offset for offset in tensor["data_offsets"])
+            shape = tuple(tensor["shape"])
+            span = Span(name, begin, end, (0,) * len(shape), shape, "")
+            tensors[key] = Stored(tensor["dtype"], shape, (span,))
+        return tensors
     except FileNotFoundError as error:
         raise Damaged(f"{name} is missing, should be {entry.bytes} bytes", where=directory) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -4,7 +4,7 @@ A checkpoint's manifest records it; whoever opens the weights compares it with w
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +25,13 @@ def made_with(model_dir: Path, section: AdaptSection, begun_on: Path | None) -> 
     """The structure that a run's tensors belong to. `begun_on`: the model or checkpoint whose weights the
     run began on (--init-from).
     """
-    begun = f", begun on {_content_of(begun_on)}" if begun_on else ""
+    begun = ""
+    if (
+        begun_on is not None
+    ):  # a checkpoint's manifest has the digests of its files; of a run it is the newest's
+        whole_model = (begun_on / "config.json").is_file()
+        files = weight_files(begun_on) if whole_model else [resolve_path(begun_on) / MANIFEST]
+        begun = f", begun on {_digest_of_all(files)}"
     return {"model": model_content(model_dir) + begun, "adapt": _adapt(section)}
 
 
@@ -36,17 +42,15 @@ def require_made_with(reader: Reader, now: Mapping[str, str]) -> None:
         return
     for name, cure in (("model", "--base DIR names the model that it was trained on"), ("adapt", None)):
         if (before := then.get(name, now[name])) != now[name]:
-            said = f"made with another {name} than its run's config.yaml builds: {before}, not {now[name]}"
-            raise UserError(
-                said, where=reader.directory, cure=cure or "put the old values back into config.yaml"
-            )
+            what = f"made with another {name} than its run's config.yaml builds: {before}, not {now[name]}"
+            cure = cure or "put the old values back into config.yaml"
+            raise UserError(what, where=reader.directory, cure=cure)
 
 
 def model_content(directory: Path) -> str:
     """Sizes for people, and the content of config.json and of every weight file."""
     family, sizes, _ = read_config(directory)
-    files = [directory / "config.json", *weight_files(directory)]
-    content = _together(files)
+    content = _digest_of_all([directory / "config.json", *weight_files(directory)])
     return (
         f"{family.name}, {sizes.layers} layers of {sizes.width}, {sizes.heads} heads on {sizes.kv_heads}, "
         f"vocabulary {sizes.vocabulary}, {content}"
@@ -55,23 +59,15 @@ def model_content(directory: Path) -> str:
 
 def _adapt(section: AdaptSection) -> str:
     targets = section.targets if isinstance(section.targets, str) else " ".join(section.targets)
-    said: dict[str, Callable[[], str]] = {
-        "lora": lambda: f"lora, rank {section.rank}, alpha {section.alpha}, {targets}",
-        "freeze": lambda: f"freeze, the last {section.layers} layers train",
-        "prefix": lambda: f"prefix, {section.prefix_tokens} tokens",
-        "full": lambda: "full",
-    }
-    return said[section.method]()
+    return {
+        "lora": f"lora, rank {section.rank}, alpha {section.alpha}, {targets}",
+        "freeze": f"freeze, the last {section.layers} layers train",
+        "prefix": f"prefix, {section.prefix_tokens} tokens",
+        "full": "full",
+    }[section.method]
 
 
-def _content_of(source: Path) -> str:
-    """A checkpoint's manifest has the digests of its files; of a run it is the newest one's."""
-    if (source / "config.json").is_file():
-        return _together(weight_files(source))
-    return _together([resolve_path(source) / MANIFEST])
-
-
-def _together(files: Sequence[Path]) -> str:
+def _digest_of_all(files: Sequence[Path]) -> str:
     """One hash of many files, read side by side: hashing leaves the interpreter's lock."""
     with ThreadPoolExecutor(max(1, min(len(files), env.cores(), MOST_THREADS))) as pool:
         digests = list(pool.map(file_digest, files))

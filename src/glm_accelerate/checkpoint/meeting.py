@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_accelerate.checkpoint.format import Kind, place
+from glm_accelerate.checkpoint.format import Kind, path_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import sync, write_text
 
@@ -39,7 +39,7 @@ class Patience:
         now = time.monotonic()
         if now >= self._look:  # seldom: the directory may be on another machine
             self._look = now + self._limit / 8
-            seen = _state_of(self._directory)
+            seen = _activity(self._directory)
             if seen != self._seen:
                 self._seen, self._moved = seen, now
         return now > self._moved + self._limit
@@ -60,7 +60,7 @@ class Meeting:
 
     @property
     def target(self) -> Path:
-        return place(Path(self.run), self.kind, self.step)
+        return path_of(Path(self.run), self.kind, self.step)
 
     @property
     def directory(self) -> Path:
@@ -70,7 +70,9 @@ class Meeting:
     def begin(self) -> None:
         """The first rank makes the directory, the others wait for it."""
         if self.rank:
-            self._await(lambda: self._going_on() and self.directory.is_dir(), lambda: "rank 0 did not begin")
+            self._await(
+                lambda: self._require_going_on() and self.directory.is_dir(), lambda: "rank 0 did not begin"
+            )
             return
         self.target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         sync(self.target.parent.parent)  # also where an earlier attempt made it and was cut off
@@ -78,8 +80,8 @@ class Meeting:
             raise SaveFailed("it is published already, and is never written again")
         _remove(self.directory)  # of an interrupted save of the same step
         if self.ranks > 1:
-            for word in self.target.parent.glob(f".{self.kind}-*.failed"):
-                word.unlink(missing_ok=True)
+            for note in self.target.parent.glob(f".{self.kind}-*.failed"):
+                note.unlink(missing_ok=True)
         self.directory.mkdir(mode=0o700)
 
     def report(self, note: Mapping[str, Any]) -> None:
@@ -112,29 +114,30 @@ class Meeting:
     def await_publication(self) -> None:
         """Until the first rank has published, or given up."""
         self._await(
-            lambda: self.target.is_dir() or not self._going_on(), lambda: "rank 0 did not publish in time"
+            lambda: self.target.is_dir() or not self._require_going_on(),
+            lambda: "rank 0 did not publish in time",
         )
 
     def give_up(self, reason: str) -> None:
-        """The first rank takes everything away and leaves word for the others; they tell it why it has to."""
+        """The first rank removes everything and tells the others why; another one tells it why it has to."""
         with contextlib.suppress(OSError):  # on a full disk: time limits say it then
             if self.rank == 0:
                 _remove(self.directory)
                 if self.ranks > 1:
-                    write_text(self._word, json.dumps([self.number, reason]))
+                    write_text(self._given_up, json.dumps([self.number, reason]))
             elif self.directory.is_dir():
                 write_text(self._failure(self.rank), reason)
 
-    def _going_on(self) -> bool:
+    def _require_going_on(self) -> bool:
         """Raises when the first rank has given this save up."""
-        if self._word.is_file():
-            number, reason = json.loads(self._word.read_text(encoding="utf-8"))
+        if self._given_up.is_file():
+            number, reason = json.loads(self._given_up.read_text(encoding="utf-8"))
             if number == self.number:
                 raise SaveFailed(f"rank 0 failed: {reason}")
         return True
 
     @property
-    def _word(self) -> Path:
+    def _given_up(self) -> Path:
         return self.directory.with_name(f"{self.directory.name}.failed")
 
     def _note(self, rank: int) -> Path:
@@ -154,7 +157,7 @@ class Meeting:
             pause = min(2 * pause, SLOWEST_LOOK)
 
 
-def _state_of(directory: Path) -> int:
+def _activity(directory: Path) -> int:
     """A number that is another one whenever a file there grows or is touched."""
     state = 0
     # The directory is made later, or has just been published.

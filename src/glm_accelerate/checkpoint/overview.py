@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm_accelerate.checkpoint.find import best_of, check, published
-from glm_accelerate.checkpoint.format import MANIFEST, Kind, place
+from glm_accelerate.checkpoint.format import MANIFEST, Kind, path_of
 from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.runtime.errors import UserError
 
@@ -36,10 +36,9 @@ class Seen:
 def overview(run: Path, losses: Mapping[int, float] | None = None) -> list[Seen]:
     """Newest first. `losses`: held out, by step, as evaluations beside training found them."""
     best, paths = best_of(run), published(run)
-    if best is not None and place(run, "checkpoint", _step(best)) not in paths:
+    if best is not None and path_of(run, "checkpoint", _step(best)) not in paths:
         paths = sorted([best, *paths], key=_step, reverse=True)
-    found = losses or {}
-    return [_look(path, best is not None and _step(path) == _step(best), found) for path in paths]
+    return [_look(path, best is not None and _step(path) == _step(best), losses or {}) for path in paths]
 
 
 def _step(path: Path) -> int:
@@ -59,7 +58,7 @@ def _look(path: Path, best: bool, losses: Mapping[int, float]) -> Seen:
         step=step,
         path=str(path),
         damage=None,
-        bytes=sum(file.bytes for file in manifest.files.values()),
+        bytes=manifest.bytes,
         written=written,
         loss=loss if isinstance(loss, float) and math.isfinite(loss) else None,
         best=best,

@@ -36,8 +36,8 @@ def unpickle_apart(kind: str, pickled: Path, target: Path, cure: str) -> None:
     words = [sys.executable, "-P", "-m", module, kind, str(pickled.resolve()), str(target.resolve())]
     child = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if child.returncode:
-        said = child.stderr.strip().splitlines() or [f"its reader ended with {child.returncode}"]
-        raise UserError(said[-1], where=pickled, cure=cure)
+        lines = child.stderr.strip().splitlines() or [f"its reader ended with {child.returncode}"]
+        raise UserError(lines[-1], where=pickled, cure=cure)
 
 
 def unpickle(kind: str, pickled: Path, target: Path) -> None:
@@ -47,7 +47,9 @@ def unpickle(kind: str, pickled: Path, target: Path) -> None:
     try:
         content: Any = torch.load(pickled, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
-        raise UserError(f"refused: {_reason(str(error))}") from error
+        other = re.search(r"GLOBAL (\S+)", str(error))  # without torch's advice to trust the file
+        reason = f"it asks for {other[1]}, which is no tensor" if other else "it holds more than tensors"
+        raise UserError(f"refused: {reason}") from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0].partition(". ")[0]
         raise UserError(f"not a whole file of tensors: {first}") from error
@@ -71,8 +73,8 @@ def _optimizer(table: dict[Any, Any]) -> tuple[Tensors, Metadata]:
         numbers = [[int(number) for number in group["params"]] for group in table["param_groups"]]
         moments = {
             f"{int(number)}::{moment}": value if isinstance(value, Tensor) else torch.tensor(float(value))
-            for number, held in table["state"].items()
-            for moment, value in held.items()
+            for number, values in table["state"].items()
+            for moment, value in values.items()
             if value is not None
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -97,12 +99,6 @@ def _unshared(table: Tensors) -> Tensors:
         storages.add(tensor.untyped_storage().data_ptr())
         tensors[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor.contiguous()
     return tensors
-
-
-def _reason(message: str) -> str:
-    """What torch's reader met, without its advice to trust the file."""
-    foreign = re.search(r"GLOBAL (\S+)", message)
-    return f"it asks for {foreign[1]}, which is no tensor" if foreign else "it holds more than tensors"
 
 
 def main(words: Sequence[str]) -> int:

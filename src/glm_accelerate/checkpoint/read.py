@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from glm_accelerate.checkpoint.format import (
 )
 from glm_accelerate.checkpoint.staging import as_bytes
 
-Decode = Callable[[memoryview, int, int], bytes]
-
 
 class Reader:
     """One checkpoint's content."""
@@ -32,13 +30,13 @@ class Reader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifest = read_manifest(directory)
-        self._decode = _decoder(self.manifest.codec)
-        self._verified: set[str] = set()
+        self._verified: set[str] = set()  # files of schema 1
 
     def state(self) -> dict[str, Any]:
-        """What the run said of itself."""
+        """The run's own state, as it was saved."""
         entry = self.manifest.files[STATE]
-        content = self._bytes(STATE, 0, entry.bytes)
+        content = bytearray(entry.bytes)
+        self._read_bytes(STATE, 0, memoryview(content))
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise damage(STATE, self.directory)
         return json.loads(content)
@@ -57,14 +55,13 @@ class Reader:
         """A tensor, or the region of it that begins at `offset`. Only blocks that it touches are read."""
         stored = self.manifest.tensors[group][name]
         start = tuple(offset) if offset is not None else (0,) * len(stored.shape)
-        size = tuple(shape) if shape is not None else _rest(stored.shape, start)
+        rest = tuple(whole - first for whole, first in zip(stored.shape, start, strict=True))
+        size = tuple(shape) if shape is not None else rest
         assert all(a >= 0 and a + b <= c for a, b, c in zip(start, size, stored.shape, strict=True)), name
         region = torch.empty(size, dtype=getattr(torch, DTYPES[stored.dtype][0]))
-        found = 0
-        for span in stored.pieces:
-            found += self._fill(region, start, span, stored)
-        if found != region.numel():
-            raise Damaged(f"{found} of {region.numel()} items of {name} are there", where=self.directory)
+        there = sum(self._fill(region, start, span, stored) for span in stored.pieces)
+        if there != region.numel():
+            raise Damaged(f"{there} of {region.numel()} items of {name} are there", where=self.directory)
         return region
 
     def group(self, group: str) -> dict[str, Tensor]:
@@ -79,38 +76,37 @@ class Reader:
         )
         if any(a >= b for a, b in zip(low, high, strict=True)):
             return 0
-        place = region[tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))]
-        if place.shape == span.shape and place.is_contiguous():
-            self._read(span, stored, as_bytes(place))
+
+        def box(origin: Shape) -> tuple[slice, ...]:
+            return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
+
+        target = region[box(start)]
+        if target.shape == span.shape and target.is_contiguous():
+            self._read(span, stored, as_bytes(target))
         else:
             block = torch.empty(span.shape, dtype=region.dtype)
             self._read(span, stored, as_bytes(block))
-            place.copy_(
-                block[tuple(slice(a - s, b - s) for a, b, s in zip(low, high, span.offset, strict=True))]
-            )
-        return place.numel()
+            target.copy_(block[box(span.offset)])
+        return target.numel()
 
     def _read(self, span: Span, stored: Stored, into: memoryview) -> None:
         """The bytes of a block, verified."""
         if not span.sha256 and span.file not in self._verified:  # schema 1 has digests of whole files only
             verify_file(self.directory, span.file, self.manifest.files[span.file])
             self._verified.add(span.file)
-        item = DTYPES[stored.dtype][1]
-        raw = into if self._decode is None else memoryview(bytearray(span.end - span.begin))
+        item, compressed = DTYPES[stored.dtype][1], self.manifest.codec != "none"
+        raw = memoryview(bytearray(span.end - span.begin)) if compressed else into
         if len(into) != math.prod(span.shape) * item or len(raw) != span.end - span.begin:
             raise Damaged(f"{span.file} is damaged: it holds another number of bytes", where=self.directory)
-        self._bytes_into(span.file, span.begin, raw)
+        self._read_bytes(span.file, span.begin, raw)
         if span.sha256 and hashlib.sha256(raw).hexdigest() != span.sha256:
             raise damage(span.file, self.directory)
-        if self._decode is not None:
-            into[:] = self._decode(raw, item, len(into))
+        if compressed:
+            from glm_accelerate.checkpoint.codec import decode
 
-    def _bytes(self, name: str, begin: int, length: int) -> bytearray:
-        content = bytearray(length)
-        self._bytes_into(name, begin, memoryview(content))
-        return content
+            into[:] = decode(raw, item, len(into))
 
-    def _bytes_into(self, name: str, begin: int, into: memoryview) -> None:
+    def _read_bytes(self, name: str, begin: int, into: memoryview) -> None:
         try:
             with (self.directory / name).open("rb", buffering=0) as file:
                 file.seek(begin)
@@ -122,15 +118,3 @@ class Reader:
         if got < len(into):
             has, wanted = (self.directory / name).stat().st_size, self.manifest.files[name].bytes
             raise Damaged(f"{name} is {has} bytes, should be {wanted} bytes", where=self.directory)
-
-
-def _rest(shape: Shape, start: Shape) -> Shape:
-    return tuple(whole - first for whole, first in zip(shape, start, strict=True))
-
-
-def _decoder(codec: str) -> Decode | None:
-    if codec == "none":
-        return None
-    from glm_accelerate.checkpoint.codec import CODECS
-
-    return CODECS[codec].decode

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a pure choice. And deletion: un-published first, so nobody meets half of one.
+"""Which checkpoints stay, a pure choice, and deletion: un-published first, so nobody meets half of one.
 
 present -> choose_stale -> delete
 """
@@ -7,14 +7,14 @@ import errno
 import math
 import os
 import shutil
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from glm_accelerate.checkpoint.find import check, published
-from glm_accelerate.checkpoint.format import FOLDER, MANIFEST, Manifest, step_of
+from glm_accelerate.checkpoint.format import FOLDER, LATEST, MANIFEST, Manifest, step_of
 from glm_accelerate.checkpoint.lease import is_leased, sole
+from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import make_folder, sync
 
@@ -39,27 +39,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """What stays."""
-
-    last: int = 3
-    best: int = 1
-    every_steps: int | None = None
-    every_hours: float | None = None
-    thin: bool = False  # about one for each doubling of age
-
-
-@dataclass(frozen=True, slots=True)
 class Retained:
-    """What became of those that could go."""
+    """What became of those that could go, by step. What failed, and why, is tried again next time."""
 
-    deleted: tuple[int, ...] = ()
-    failed: Mapping[int, str] = field(
-        default_factory=dict[int, str]
-    )  # and why; they are tried again next time
+    deleted: tuple[int, ...]
+    failed: Mapping[int, str]
 
 
-def choose_stale(entries: Sequence[Entry], keep: Keep, now: float) -> list[Entry]:
+def choose_stale(entries: Sequence[Entry], keep: CheckpointSection, now: float) -> list[Entry]:
     """Those that may go, oldest first. What is in use, not yet judged or another's is never among them."""
     mine = sorted((entry for entry in entries if entry.own), key=lambda entry: entry.step)
     sound = [entry for entry in mine if not entry.nonfinite]
@@ -68,13 +55,13 @@ def choose_stale(entries: Sequence[Entry], keep: Keep, now: float) -> list[Entry
         for entry in sound
         if entry.best or (entry.loss is not None and math.isfinite(entry.loss))
     )
-    stays = {entry.step for entry in sound[::-1][: max(1, keep.last)]}
-    stays |= {step for _, _, step in judged[: max(0, keep.best)]}
+    stays = {entry.step for entry in sound[-keep.keep_last :]}
+    stays |= {step for _, _, step in judged[: keep.keep_best]}
     stays |= {entry.step for entry in [entry for entry in sound if not entry.suspect][-1:]}
-    if keep.every_steps is not None:
-        stays |= {entry.step for entry in sound if entry.step % keep.every_steps == 0}
-    if keep.every_hours is not None:
-        stays |= _spaced(sound, keep.every_hours * HOUR)
+    if keep.keep_every_steps is not None:
+        stays |= {entry.step for entry in sound if entry.step % keep.keep_every_steps == 0}
+    if keep.keep_every_hours is not None:
+        stays |= _spaced(sound, keep.keep_every_hours * HOUR)
     if keep.thin:
         stays |= _thinned(sound, now)
     return [e for e in mine if e.step not in stays and e.evaluated and not e.leased]
@@ -119,7 +106,7 @@ def present(
 
 
 def delete(run: Path, stale: Iterable[Entry]) -> Retained:
-    """Let them go, except those that somebody has begun to read. What cannot go is told, not raised."""
+    """Delete these, except those that somebody has begun to read. What cannot go is returned, not raised."""
     deleted: list[int] = []
     failed: dict[int, str] = {}
     for entry in stale:
@@ -133,26 +120,11 @@ def delete(run: Path, stale: Iterable[Entry]) -> Retained:
 
 
 def drop(path: Path) -> bool:
-    """Let one go, unless somebody reads it."""
+    """Delete one, unless somebody reads it."""
     with sole(path) as free:
         if free:
             _delete(path)
     return free
-
-
-def tidy(
-    run: Path,
-    keep: Keep,
-    *,
-    run_id: str | None,
-    losses: Mapping[int, float],
-    best: int | None = None,
-    pending: Collection[int] = (),
-    jumped: int | None = None,
-) -> Retained:
-    """Delete what may go now."""
-    entries = present(run, run_id=run_id, losses=losses, best=best, pending=pending, jumped=jumped)
-    return delete(run, choose_stale(entries, keep, time.time()))
 
 
 def abandon_after(run: Path, step: int) -> list[int]:
@@ -162,7 +134,7 @@ def abandon_after(run: Path, step: int) -> list[int]:
         number = step_of(path.name)
         if number is None or number <= step:
             continue
-        aside = place_aside(run, path.name)
+        aside = path_aside(run, path.name)
         try:
             path.rename(aside)
         except OSError as error:
@@ -174,7 +146,7 @@ def abandon_after(run: Path, step: int) -> list[int]:
     return sorted(moved)
 
 
-def place_aside(run: Path, name: str) -> Path:
+def path_aside(run: Path, name: str) -> Path:
     """Where what is given up goes: into abandoned/, beside what is there."""
     folder = run / "abandoned"
     make_folder(folder)
@@ -183,6 +155,17 @@ def place_aside(run: Path, name: str) -> Path:
         copies += 1
         aside = folder / f"{name}.{copies}"
     return aside
+
+
+def sweep(directory: Path) -> None:
+    """Remove what interrupted saves left. For the first rank, at the start, with the run's lock."""
+    kinds = (".checkpoint-*", "..checkpoint-*", ".snapshot-*", "..snapshot-*")
+    for pattern in (*kinds, f".{LATEST}.*"):
+        for leftover in directory.glob(pattern):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
 
 
 def _spaced(entries: Sequence[Entry], seconds: float) -> set[int]:

@@ -17,44 +17,39 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm_accelerate.checkpoint.files import ALIGN, PieceEntry, Source
-from glm_accelerate.checkpoint.format import DTYPES, Piece
+from glm_accelerate.checkpoint.format import DTYPES
+from glm_accelerate.checkpoint.write import ALIGN, PieceEntry, Source
+from glm_accelerate.parallel.part import Part
 from glm_accelerate.runtime.device import device_of
 
-Pieces = Mapping[str, Mapping[str, Piece]]  # by group and name
+Pieces = Mapping[str, Mapping[str, Part]]  # by group and name
 
 NAMES = {getattr(torch, name): key for key, (name, _) in DTYPES.items()}
 
 
 def plan(groups: Pieces) -> list[tuple[PieceEntry, Tensor]]:
-    """The parts that a rank writes, each with its tensor, and where their bytes go in a copy."""
+    """The pieces that a rank writes, each with its tensor, and where their bytes go in a copy."""
     planned: list[tuple[PieceEntry, Tensor]] = []
-    place = 0
-    for group, name, piece in _each(groups):
-        tensor = piece.tensor.detach()
-        ends = zip(piece.offset, _extent(piece), piece.shape, strict=True)
+    begin = 0
+    for group, name, part in _nonempty(groups):
+        tensor, size = part.local.detach(), tuple(part.local.shape)
+        extent = size
+        if part.rows:
+            assert sum(stop - start for start, stop in part.rows) == size[0]
+            extent = part.rows[-1][1] - part.offset[0], *size[1:]
+        ends = zip(part.offset, extent, part.shape, strict=True)
         assert all(first + count <= whole for first, count, whole in ends), f"{name} goes beyond its whole"
-        length = tensor.numel() * tensor.element_size()
-        part = PieceEntry(
-            group,
-            name,
-            NAMES[tensor.dtype],
-            piece.shape,
-            piece.offset,
-            tuple(tensor.shape),
-            place,
-            length,
-            piece.rows,
-        )
-        planned.append((part, tensor))
-        place += math.ceil(length / ALIGN) * ALIGN
+        dtype = NAMES[tensor.dtype]
+        piece = PieceEntry(group, name, dtype, part.shape, part.offset, size, begin, tensor.nbytes, part.rows)
+        planned.append((piece, tensor))
+        begin += math.ceil(tensor.nbytes / ALIGN) * ALIGN
     return planned
 
 
 def in_place(planned: list[tuple[PieceEntry, Tensor]]) -> Source:
     """The bytes of the tensors themselves, one at a time brought to the CPU."""
-    tensors = {(part.group, part.name): tensor for part, tensor in planned}
-    return lambda part: as_bytes(tensors[part.group, part.name].cpu().contiguous())
+    tensors = {(piece.group, piece.name): tensor for piece, tensor in planned}
+    return lambda piece: as_bytes(tensors[piece.group, piece.name].cpu().contiguous())
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -67,50 +62,39 @@ class Staging:
 
     def __init__(self, groups: Pieces, folder: Path) -> None:
         planned = plan(groups)
-        parts = [part for part, _ in planned]
+        self._pieces = [piece for piece, _ in planned]
         devices = {tensor.device for _, tensor in planned}
         self._devices = [device for device in map(device_of, devices) if device.streams]
-        self.bytes = max(1, sum(math.ceil(part.bytes / ALIGN) * ALIGN for part in parts))
-        self.data, self.words = _memory("data", folder), _memory("words", folder)
-        os.ftruncate(self.data, self.bytes)
-        self._flat = torch.frombuffer(mmap.mmap(self.data, self.bytes), dtype=torch.uint8)
+        size = max(1, sum(math.ceil(piece.bytes / ALIGN) * ALIGN for piece in self._pieces))
+        self.data, self.job = _memory("data", folder), _memory("job", folder)
+        os.ftruncate(self.data, size)
+        self._flat = torch.frombuffer(mmap.mmap(self.data, size), dtype=torch.uint8)
         self._flat[:: mmap.PAGESIZE] = 0
         # Why its pages are not locked, where they should be.
         self.unlocked = self._devices[0].lock_pages(self._flat) if self._devices else None
         self._locked = bool(self._devices) and self.unlocked is None
         self._views = [
-            self._flat[part.begin : part.begin + part.bytes].view(tensor.dtype).view(tensor.shape)
-            for part, tensor in planned
+            self._flat[piece.begin : piece.begin + piece.bytes].view(tensor.dtype).view(tensor.shape)
+            for piece, tensor in planned
         ]
-        self._parts = parts
-        self._said = json.dumps([asdict(part) for part in parts]).encode() + b"\n"
+        self._described = json.dumps([asdict(piece) for piece in self._pieces]).encode() + b"\n"
 
     def fits(self, groups: Pieces) -> bool:
         """Whether these are the tensors that it was made for."""
-        pieces = list(_each(groups))
-        return len(pieces) == len(self._parts) and all(
-            part.name == name
-            and part.group == group
-            and view.dtype == piece.tensor.dtype
-            and part.offset == piece.offset
-            and view.shape == piece.tensor.shape
-            and part.shape == piece.shape
-            and part.rows == piece.rows
-            for (group, name, piece), part, view in zip(pieces, self._parts, self._views, strict=True)
-        )
+        return [piece for piece, _ in plan(groups)] == self._pieces
 
     def copy(self, groups: Pieces) -> None:
         """Take the state as it is now. When this returns the tensors may change."""
         with torch.no_grad():
-            for (_, _, piece), view in zip(_each(groups), self._views, strict=True):
-                view.copy_(piece.tensor, non_blocking=True)
+            for (_, _, part), view in zip(_nonempty(groups), self._views, strict=True):
+                view.copy_(part.local, non_blocking=True)
         for device in self._devices:
             torch.get_device_module(device.device).current_stream(device.device).synchronize()
 
-    def tell(self, job: bytes) -> None:
-        """Leave the writer its task. In a file, because a pipe that nobody reads would make training wait."""
-        os.ftruncate(self.words, 0)
-        os.pwrite(self.words, self._said + job, 0)
+    def leave(self, job: bytes) -> None:
+        """Leave the writer its job. In a file, because a pipe that nobody reads would make training wait."""
+        os.ftruncate(self.job, 0)
+        os.pwrite(self.job, self._described + job, 0)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -119,23 +103,15 @@ class Staging:
         self._views.clear()
         del self._flat
         os.close(self.data)
-        os.close(self.words)
+        os.close(self.job)
 
 
-def _extent(piece: Piece) -> tuple[int, ...]:
-    """From its offset to its end."""
-    if not piece.rows:
-        return tuple(piece.tensor.shape)
-    assert sum(stop - start for start, stop in piece.rows) == piece.tensor.shape[0]
-    return piece.rows[-1][1] - piece.offset[0], *piece.tensor.shape[1:]
-
-
-def _each(groups: Pieces) -> Iterator[tuple[str, str, Piece]]:
-    """Every piece that holds something. Of a tensor without items, the piece that begins it."""
-    for group, pieces in groups.items():
-        for name, piece in pieces.items():
-            if piece.tensor.numel() or (not math.prod(piece.shape) and not any(piece.offset)):
-                yield group, name, piece
+def _nonempty(groups: Pieces) -> Iterator[tuple[str, str, Part]]:
+    """Every part that holds something. Of a tensor without items, the part that begins it."""
+    for group, parts in groups.items():
+        for name, part in parts.items():
+            if part.local.numel() or (not math.prod(part.shape) and not any(part.offset)):
+                yield group, name, part
 
 
 def _memory(name: str, folder: Path) -> int:

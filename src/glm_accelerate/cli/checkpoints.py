@@ -149,7 +149,6 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
     from glm_accelerate.config.load import load_config
     from glm_accelerate.evaluate.protocol.history import best_step, main_results, scored_steps
     from glm_accelerate.evaluate.protocol.ledger import listing
-    from glm_accelerate.training.saver import keep_of
 
     config = run / "config.yaml"
     if not config.is_file():
@@ -167,7 +166,7 @@ def prune(run: Path, dry: bool, console: "Console") -> int:
         pending=pending,
         jumped=_jumped(run),
     )
-    stale = choose_stale(entries, keep_of(section), time.time())
+    stale = choose_stale(entries, section, time.time())
     steps = [entry.step for entry in stale]
     if not dry:
         gone = delete(run, stale)

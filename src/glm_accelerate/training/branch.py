@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from glm_accelerate.checkpoint import retain
 from glm_accelerate.checkpoint.format import FOLDER
-from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.life import Life
@@ -37,7 +36,7 @@ class Branch:
     def _move_aside(self) -> None:
         run = self.life.run
         try:
-            sweep(run / FOLDER)
+            retain.sweep(run / FOLDER)
             retain.abandon_after(run, self.step)
             ledger.abandon_after(run, self.step, self.life.attempt)
         except OSError as error:

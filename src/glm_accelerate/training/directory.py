@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from glm_accelerate.assemble.foreign import is_foreign
 from glm_accelerate.checkpoint.find import candidates, is_directory, published
-from glm_accelerate.checkpoint.format import FOLDER, Damaged, place, step_of
-from glm_accelerate.checkpoint.publish import sweep
-from glm_accelerate.checkpoint.retain import abandon_after
+from glm_accelerate.checkpoint.format import FOLDER, Damaged, folder_of, step_of
+from glm_accelerate.checkpoint.retain import abandon_after, sweep
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
@@ -133,7 +132,7 @@ def give_up_after(run: Path, step: int) -> list[int]:
     It lists the directory, so that a start from an explicit path leaves it for the first save.
     """
     for kind in ("checkpoint", "snapshot"):
-        sweep(place(run, kind, 0).parent)
+        sweep(folder_of(run, kind))
     try:
         return abandon_after(run, step)
     except OSError as error:

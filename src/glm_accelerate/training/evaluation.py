@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
-from glm_accelerate.checkpoint.format import WEIGHTS, place
+from glm_accelerate.checkpoint.format import WEIGHTS, path_of
 from glm_accelerate.evaluate.measuring.exam import exam_of
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer, failed
 from glm_accelerate.evaluate.protocol.child import start_beside
@@ -170,7 +170,7 @@ class Evaluation:
         return False
 
     def _has_snapshot(self, step: int) -> bool:
-        return place(self.life.run, "snapshot", step).is_dir()
+        return path_of(self.life.run, "snapshot", step).is_dir()
 
     def _give_up(self, step: int, reason: str, status: Status = "failed") -> None:
         """Withdraw the request for a step, on the first rank."""

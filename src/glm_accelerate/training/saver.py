@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from glm_accelerate.checkpoint import codec
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
-from glm_accelerate.checkpoint.codec import weigh
 from glm_accelerate.checkpoint.format import WEIGHTS
-from glm_accelerate.checkpoint.policy import Adaptive, Fixed, Measured, Policy, decide
-from glm_accelerate.checkpoint.retain import Keep, tidy
+from glm_accelerate.checkpoint.policy import Measured, is_due
+from glm_accelerate.checkpoint.retain import choose_stale, delete, present
 from glm_accelerate.checkpoint.staging import as_bytes
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.evaluate.statistics.decide import best
@@ -49,7 +49,7 @@ class Saver:
     progress: Progress
     best: Callable[[], int | None]  # the step that evaluations have found best so far
     branch: Branch  # that of earlier attempts, which gives way to the first checkpoint of this start
-    hold: Callable[[], Pieces]
+    pieces: Callable[[], Pieces]  # weights and moments as they are
     fingerprints: Mapping[str, str]
     facts: Mapping[str, Any]
     skipped: int = 0
@@ -66,9 +66,11 @@ class Saver:
         self._there = _place(self.life.run)
 
     def due(self, step_seconds: float) -> bool:
-        """Whether a checkpoint should follow the step that took so long. The first rank's word counts."""
+        """Whether a checkpoint should follow the step that took so long. The first rank decides."""
         if not self.life.ranks.first:
             return False
+        if self.section.keep_best > 0 and self.best() == self.progress.position:
+            return True  # the evaluation after this very step found it better than all before
         now, landed = time.perf_counter(), self._landed
         measured = Measured(
             step=self.progress.position,
@@ -80,12 +82,7 @@ class Saver:
             failures=self.past.failures,
             wall_seconds=self.past.seconds + now - self._began,
         )
-        event = "new best" if self._is_best() else None
-        return decide(_policy(self.section), measured, event).save
-
-    def _is_best(self) -> bool:
-        """Whether the evaluation after this very step found it better than all before."""
-        return self.section.keep_best > 0 and self.best() == self.progress.position
+        return is_due(self.section, measured)
 
     def save(self, *, final: bool = False) -> None:
         """Take the state as it is. Nothing is queued: while one is still being written, this one is left out.
@@ -109,7 +106,7 @@ class Saver:
         if self.progress.level.jumped is not None:
             facts["suspect"] = self.progress.level.jumped
         state = self.progress.to_json()
-        save = Save(step, self.life.attempt, self.hold(), state, self.fingerprints, facts)
+        save = Save(step, self.life.attempt, self.pieces(), state, self.fingerprints, facts)
         self.checkpointer.save(save, wait=final)
 
     def heed(self) -> None:
@@ -145,8 +142,8 @@ class Saver:
 
     def _make_ready(self) -> None:
         """Memory for the copy, unless no save will have training to go on beside it."""
-        pieces = self.hold()
-        needed = sum(piece.tensor.nbytes for group in pieces.values() for piece in group.values())
+        pieces = self.pieces()
+        needed = sum(part.local.nbytes for group in pieces.values() for part in group.values())
         self._bytes = needed
         every, left = self.section.every, self.last_step - self.progress.position
         if self.section.wait or left <= (1 if every == "auto" else every):
@@ -169,11 +166,11 @@ class Saver:
 
     def _weigh_codec(self, outcome: SaveOutcome) -> None:
         """Whether compressing saves time here, from what the first checkpoint took and a sample."""
-        tensor = max((piece.tensor for piece in self.hold()[WEIGHTS].values()), key=torch.Tensor.numel)
+        tensor = max((part.local for part in self.pieces()[WEIGHTS].values()), key=torch.Tensor.numel)
         sample = tensor.detach().flatten()[: SAMPLE // tensor.element_size()].cpu()
         taken = torch.get_num_threads() if tensor.device.type == "cpu" else 1
         disk = outcome.bytes / 1e6 / outcome.total_seconds
-        choice = weigh(as_bytes(sample), tensor.element_size(), disk, env.cores() - taken)
+        choice = codec.choose(as_bytes(sample), tensor.element_size(), disk, env.cores() - taken)
         self.packing = choice.codec == "zstd"
         self.life.events.emit("decision", {"said": f"checkpoint.codec: {choice.codec} ({choice.reason})"})
 
@@ -198,16 +195,17 @@ class Saver:
                 "total_seconds": outcome.total_seconds,
             },
         )
-        tidied = tidy(
+        progress = self.progress
+        entries = present(
             self.life.run,
-            keep_of(self.section),
             run_id=self.life.run_id,
-            losses=self.progress.judging.losses,
+            losses=progress.judging.losses,
             best=self.best(),
-            pending=self.progress.judging.pending,
-            jumped=self.progress.level.jumped,
+            pending=progress.judging.pending,
+            jumped=progress.level.jumped,
         )
-        for step, reason in tidied.failed.items():
+        retained = delete(self.life.run, choose_stale(entries, self.section, time.time()))
+        for step, reason in retained.failed.items():
             self.life.events.emit(
                 "warning", {"said": f"the checkpoint of step {step} could not be deleted: {reason}"}
             )
@@ -220,13 +218,6 @@ def _place(directory: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _policy(section: CheckpointSection) -> Policy:
-    if section.every != "auto":
-        return Fixed(section.every)
-    declared = section.between_failures
-    return Adaptive(None if declared == "auto" else declared, section.overhead, section.longest_loss)
 
 
 def saver_of(settled: Settled, life: Life, mover: Mover, progress: Progress, branch: Branch) -> Saver:
@@ -244,14 +235,7 @@ def saver_of(settled: Settled, life: Life, mover: Mover, progress: Progress, bra
         progress,
         best=lambda: best(progress.judging.prefix, config.evaluate.margin),
         branch=branch,
-        hold=lambda: resume_tensors(mover),
+        pieces=lambda: resume_tensors(mover),
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method, "job": job},
-    )
-
-
-def keep_of(section: CheckpointSection) -> Keep:
-    """What the config says of keeping."""
-    return Keep(
-        section.keep_last, section.keep_best, section.keep_every_steps, section.keep_every_hours, section.thin
     )

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from glm_accelerate.assemble.recipe import ModelFiles
-from glm_accelerate.checkpoint.adopt import adopt
-from glm_accelerate.checkpoint.codec import choose
+from glm_accelerate.checkpoint.codec import require_zstandard
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
-from glm_accelerate.checkpoint.origin import INIT_FROM, begun_on, config_of
+from glm_accelerate.checkpoint.origin import INIT_FROM, adopt, begun_on, config_of
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config, override, to_yaml
 from glm_accelerate.config.paths import absolute
@@ -104,7 +103,8 @@ def settle(
     config = absolute(config)
     choice, attempt, run_id, source = _begin(config, directory, start, ranks)
     metric_names(config.evaluate.metrics)  # what cannot be computed is refused now ...
-    choose(config.checkpoint.codec, None)  # ... and what cannot be written
+    if config.checkpoint.codec == "zstd":  # ... and what cannot be written
+        require_zstandard()
     ranks.decide(lambda: require_packages(config.observe.sinks))
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
 from glm_accelerate.checkpoint.find import BEST, best_of, published
-from glm_accelerate.checkpoint.format import place, step_of
+from glm_accelerate.checkpoint.format import path_of, step_of
 from glm_accelerate.checkpoint.retain import drop
 from glm_accelerate.runtime.files import write_text
 
@@ -43,7 +43,7 @@ class BestWeights:
         """Write the name of this step's weights; None: no step is the best. Until there are weights of it,
         those that were named before stay.
         """
-        paths = [] if step is None else [place(self.run, kind, step) for kind in ("snapshot", "checkpoint")]
+        paths = [] if step is None else [path_of(self.run, kind, step) for kind in ("snapshot", "checkpoint")]
         found = next((path for path in paths if path.is_dir()), None)
         self.awaited = step if found is None else None
         if found is not None:

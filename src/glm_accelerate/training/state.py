@@ -12,17 +12,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from glm_accelerate.assemble.tensors import TensorSource, put
-from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS
 from glm_accelerate.data.types import Step
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, shaped_otherwise
-from glm_accelerate.parallel.table import CutTable
+from glm_accelerate.parallel.part import Part
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.spike import Level, follow
 
-Pieces = dict[str, dict[str, Piece]]
+Pieces = dict[str, dict[str, Part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,14 @@ class Progress:
 
 def resume_tensors(mover: Mover) -> Pieces:
     """The parts of weights and moments for which this rank answers."""
-    weights = mover.table.weights
-    assert weights, "a mover without a table of what it moves"
-    return {
-        WEIGHTS: _owned(weights, mover.table),
-        OPTIMIZER: _owned(mover.state(weights.items()), mover.table),
-    }
+    table = mover.table
+    assert table.weights, "a mover without a table of what it moves"
+
+    def owned(tensors: Mapping[str, Tensor]) -> dict[str, Part]:
+        parts = {name: table.part(name, tensor) for name, tensor in tensors.items()}
+        return {name: part for name, part in parts.items() if part.owned}
+
+    return {WEIGHTS: owned(table.weights), OPTIMIZER: owned(mover.state(table.weights.items()))}
 
 
 def restore(
@@ -128,12 +130,3 @@ def restore(
         if ahead:  # files may have more digits than the device's weights
             moments.setdefault(f"{name}::{MASTER}", source.tensor(WEIGHTS, name))
     mover.load(weights.items(), moments)
-
-
-def _owned(tensors: Mapping[str, Tensor], table: CutTable) -> dict[str, Piece]:
-    parts = {name: table.part(name, tensor) for name, tensor in tensors.items()}
-    return {
-        name: Piece(part.local, part.shape, part.offset, part.rows)
-        for name, part in parts.items()
-        if part.owned
-    }

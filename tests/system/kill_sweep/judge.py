@@ -11,9 +11,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from glm_accelerate.checkpoint import find
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
-from glm_accelerate.checkpoint.format import FOLDER, Damaged, step_of, verify
-from glm_accelerate.checkpoint.publish import LATEST, sweep
+from glm_accelerate.checkpoint.format import FOLDER, LATEST, Damaged, step_of
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.checkpoint.retain import sweep
+from tests.checkpoints import latest, verify
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def goes_on(run: Path) -> list[str]:
     checkpointer.save(to_save(step, attempt=2))
     (outcome,) = checkpointer.outcomes()
     faults += [f"the next save failed: {outcome.error}"] if outcome.error else []
-    path, reasons = find.latest(run)
+    path, reasons = latest(run)
     pointer = (folder / LATEST).read_text().strip()
     if path is None or pointer != path.name or reasons or _step(path) != f"step {step}":
         faults.append(f"after the next save {path} is chosen, {LATEST} names {pointer}: {reasons}")

@@ -15,7 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import FOLDER, OPTIMIZER, WEIGHTS, Piece
+from glm_accelerate.checkpoint.format import FOLDER, OPTIMIZER, WEIGHTS
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.files import sync, write_synced
 
 Way = Callable[[Path, Connection], None]
@@ -32,7 +33,7 @@ def tensors(step: int) -> dict[str, dict[str, Tensor]]:
 
 def to_save(step: int, attempt: int = 1) -> Save:
     groups = {
-        group: {name: Piece.whole(tensor) for name, tensor in named.items()}
+        group: {name: part_of(tensor) for name, tensor in named.items()}
         for group, named in tensors(step).items()
     }
     return Save(step, attempt, groups, {"step": step}, {"model": "tiny"}, {})

@@ -9,12 +9,12 @@ import torch
 
 from glm_accelerate.checkpoint.audit import audit, compare
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.lease import lease
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.parallel.part import part_of
+from tests.checkpoints import save
 
 
 def make(run: Path, step: int, weight: float = 1.0, **facts: object) -> Path:
@@ -76,7 +76,7 @@ def test_the_best_is_listed_where_it_is_no_checkpoint(
     for step in (2, 4, 6):
         make(tmp_path, step, loss=1.0 / step)
     for step in (4, 5):
-        groups = {"weights": {"a": Piece.whole(torch.zeros(2))}}
+        groups = {"weights": {"a": part_of(torch.zeros(2))}}
         Checkpointer(tmp_path, kind="snapshot").save(Save(step, 1, groups, {}, {}, {}))
     for best, listed in ((4, [6, 4, 2]), (5, [6, 5, 4, 2]), (7, [6, 4, 2])):  # 7 is not there (any more)
         (tmp_path / "best").write_text(f"snapshots/snapshot-{best}\n")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from glm_accelerate.checkpoint.find import latest, published
+from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.checkpoint.retain import Keep, abandon_after, tidy
-from glm_accelerate.checkpoint.save import save
+from glm_accelerate.checkpoint.retain import abandon_after
+from tests.checkpoints import keeping, latest, save, tidy
 
 
 def make(run: Path, step: int, attempt: int = 1) -> Path:
@@ -79,7 +79,7 @@ def test_the_newest_that_verifies_wins_whatever_the_pointer_says(tmp_path: Path)
 def test_retain_and_abandon(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
-    assert tidy(tmp_path, Keep(2, 1), run_id=None, losses={1: 0.5}).deleted == (2,)
+    assert tidy(tmp_path, keeping(2, 1), run_id=None, losses={1: 0.5}).deleted == (2,)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "checkpoint-1",
         "checkpoint-3",

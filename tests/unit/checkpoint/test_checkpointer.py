@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
-from glm_accelerate.checkpoint.format import Piece, read_manifest, verify
+from glm_accelerate.checkpoint.format import read_manifest
 from glm_accelerate.checkpoint.meeting import Patience
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.checkpoint.staging import Pieces
+from glm_accelerate.parallel.part import Part, part_of
+from tests.checkpoints import verify
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the writer in /proc")
 
@@ -34,8 +36,8 @@ def state(kilobytes: int = 40, seed: int = 0) -> Pieces:
     draw = torch.Generator().manual_seed(seed)
     matrix = torch.randn(kilobytes * 2, 64, generator=draw)
     return {
-        "weights": {"w": Piece.whole(matrix), "b": Piece.whole(matrix[0].bfloat16())},
-        "optimizer": {"w::m": Piece.whole(matrix * 2), "w::step": Piece.whole(torch.tensor(3.0))},
+        "weights": {"w": part_of(matrix), "b": part_of(matrix[0].bfloat16())},
+        "optimizer": {"w::m": part_of(matrix * 2), "w::step": part_of(torch.tensor(3.0))},
     }
 
 
@@ -111,24 +113,24 @@ def test_compressed_behind_and_in_place_are_the_same_bytes(tmp_path: Path) -> No
     reader = Reader(one.path)
     for group, pieces in groups.items():
         for name, piece in pieces.items():
-            assert torch.equal(reader.tensor(group, name), piece.tensor)
-    wanted = groups["weights"]["w"].tensor[5:700, 3:9]
+            assert torch.equal(reader.tensor(group, name), piece.local)
+    wanted = groups["weights"]["w"].local[5:700, 3:9]
     assert torch.equal(reader.tensor("weights", "w", (5, 3), (695, 6)), wanted)
 
 
 def test_what_changes_after_save_is_not_in_it(checkpointer: Checkpointer) -> None:
     groups = state(4000)
-    before = {name: piece.tensor.clone() for name, piece in groups["weights"].items()}
+    before = {name: piece.local.clone() for name, piece in groups["weights"].items()}
     checkpointer.stage(groups)
     for step in (1, 2):
         checkpointer.save(save(step, groups))
         for piece in groups["weights"].values():
-            piece.tensor.add_(1)
+            piece.local.add_(1)
         path = ended(checkpointer).path
         assert path is not None
         for name, tensor in Reader(path).group("weights").items():
             assert torch.equal(tensor, before[name])
-        before = {name: piece.tensor.clone() for name, piece in groups["weights"].items()}
+        before = {name: piece.local.clone() for name, piece in groups["weights"].items()}
 
 
 def test_one_save_at_a_time(checkpointer: Checkpointer) -> None:
@@ -338,7 +340,7 @@ def test_other_tensors_than_staged_are_saved_too(checkpointer: Checkpointer) -> 
     (outcome,) = checkpointer.outcomes()
     assert outcome.path is not None
     moments = Reader(outcome.path).group("optimizer")
-    assert torch.equal(moments["w::m"], full["optimizer"]["w::m"].tensor)
+    assert torch.equal(moments["w::m"], full["optimizer"]["w::m"].local)
 
 
 def test_what_does_not_exist_yet_can_be_staged(checkpointer: Checkpointer) -> None:
@@ -346,7 +348,7 @@ def test_what_does_not_exist_yet_can_be_staged(checkpointer: Checkpointer) -> No
     full = state()
     shapes = {
         group: {
-            name: Piece(torch.empty_like(piece.tensor, device="meta"), piece.shape, piece.offset)
+            name: Part(torch.empty_like(piece.local, device="meta"), piece.shape, piece.offset)
             for name, piece in pieces.items()
         }
         for group, pieces in full.items()
@@ -356,7 +358,7 @@ def test_what_does_not_exist_yet_can_be_staged(checkpointer: Checkpointer) -> No
     checkpointer.save(save(1, full), wait=True)
     (outcome,) = checkpointer.outcomes()
     assert outcome.path is not None
-    assert torch.equal(Reader(outcome.path).tensor("weights", "w"), full["weights"]["w"].tensor)
+    assert torch.equal(Reader(outcome.path).tensor("weights", "w"), full["weights"]["w"].local)
     assert writers() == before  # nothing was made anew
 
 
@@ -368,7 +370,7 @@ def test_weights_that_are_not_finite_are_marked(
     if staged:
         checkpointer.stage(groups)
     checkpointer.save(save(1, groups), wait=True)
-    groups["weights"]["b"].tensor[3] = float("inf")
+    groups["weights"]["b"].local[3] = float("inf")
     checkpointer.save(save(2, groups), wait=True)
     paths = [outcome.path for outcome in checkpointer.outcomes()]
     assert [read_manifest(path).facts.get("nonfinite") for path in paths if path] == [None, True]
@@ -388,10 +390,10 @@ import sys
 from pathlib import Path
 import torch
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
+from glm_accelerate.parallel.part import Part, part_of
 made = Checkpointer(Path(sys.argv[1]))
 for step in range(1, 10_000):
-    groups = {"weights": {"a": Piece.whole(torch.full((200_000,), float(step)))}}
+    groups = {"weights": {"a": part_of(torch.full((200_000,), float(step)))}}
     if step == 2 and sys.argv[2] == "staged":
         made.stage(groups)
     made.save(Save(step, 1, groups, {"position": step}, {}, {}), wait=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint import codec
-from glm_accelerate.checkpoint.codec import CODECS, Speeds, choose, decode, encode, measure, weigh
+from glm_accelerate.checkpoint.codec import choose, decode, encode, faster, measure, require_zstandard
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.staging import as_bytes
 from glm_accelerate.runtime.errors import UserError
@@ -23,17 +23,15 @@ def trained(items: int, dtype: torch.dtype) -> memoryview:
 
 
 @pytest.mark.parametrize("item", [1, 2, 4, 8])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_round_trip_of_any_bytes(item: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_trip_of_any_bytes(item: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random and plain ones, of sizes that are no multiple of an item, around the borders of blocks."""
     monkeypatch.setattr(codec, "BLOCK", 64)
     draw = random.Random(item)
     for size in SIZES:
         for content in (draw.randbytes(size), bytes(size), bytes(range(256)) * (size // 256 + 1)):
             whole = content[:size]
-            packed = encode(memoryview(whole), item, threads)
+            packed = encode(memoryview(whole), item)
             assert decode(packed, item, size) == whole
-            assert packed == encode(memoryview(whole), item)  # threads change nothing
 
 
 @pytest.mark.parametrize(
@@ -41,8 +39,8 @@ def test_round_trip_of_any_bytes(item: int, threads: int, monkeypatch: pytest.Mo
 )
 def test_weights_become_smaller(dtype: torch.dtype, most: float) -> None:
     content = trained(300_001, dtype)
-    packed = CODECS["zstd"].encode(content, dtype.itemsize)
-    assert CODECS["zstd"].decode(memoryview(packed), dtype.itemsize, len(content)) == content
+    packed = encode(content, dtype.itemsize)
+    assert decode(memoryview(packed), dtype.itemsize, len(content)) == content
     assert len(packed) / len(content) < most
     assert len(packed) < len(encode(content, 1)) * 0.97  # that is what the planes are for
 
@@ -83,32 +81,25 @@ def test_a_block_that_claims_too_much_is_not_believed() -> None:
 
 
 def test_auto_compresses_only_where_that_saves_time() -> None:
-    slow, fast = Speeds(400, 0.7, 40, 1), Speeds(400, 0.7, 2000, 4)
-    assert choose("auto", slow).codec == "zstd"
-    assert choose("auto", slow).reason == "1 GiB takes 21.5 s compressed (0.70 of the bytes), 26.8 s as it is"
-    assert choose("auto", fast).codec == "none"
-    assert choose("auto", Speeds(400, 0.7, 40, 0)).reason == "training leaves no core to compress with"
-    assert choose("auto", None).codec == "none"
-    assert choose("auto", Speeds(400, 0.99, 40, 4)).codec == "none"  # saves nothing
-    assert choose("zstd", fast).codec == "zstd"
-    assert choose("none", slow).codec == "none"
+    assert faster(400, 0.7, 40).codec == "zstd"
+    assert faster(400, 0.7, 40).reason == "1 GiB takes 21.5 s compressed (0.70 of the bytes), 26.8 s as it is"
+    assert faster(1600, 0.7, 2000).codec == "none"
+    assert faster(1600, 0.99, 40).codec == "none"  # saves nothing
     draw = random.Random(1)
     for _ in range(1000):
-        said = Speeds(
-            draw.uniform(50, 900), draw.uniform(0.1, 1.1), draw.uniform(20, 5000), draw.uniform(0.1, 8)
-        )
-        serial = 1 / (said.compress * said.cores) + said.ratio / said.disk
-        if choose("auto", said).codec == "zstd":
-            assert serial < 1 / said.disk
+        compress, ratio, disk = draw.uniform(5, 7200), draw.uniform(0.1, 1.1), draw.uniform(20, 5000)
+        serial = 1 / compress + ratio / disk
+        if faster(compress, ratio, disk).codec == "zstd":
+            assert serial < 1 / disk
         else:
-            assert serial >= 0.9 / said.disk
+            assert serial >= 0.9 / disk
 
 
 def test_weighed_on_a_sample() -> None:
     sample = trained(1 << 20, torch.bfloat16)
-    assert weigh(sample, 2, 0.5, 4).codec == "zstd"  # half a megabyte a second: anything is faster
-    assert weigh(sample, 2, 1e6, 4).codec == "none"
-    assert weigh(sample, 2, 0.5, 0).reason == "training leaves no core to compress with"
+    assert choose(sample, 2, 0.5, 4).codec == "zstd"  # half a megabyte a second: anything is faster
+    assert choose(sample, 2, 1e6, 4).codec == "none"
+    assert choose(sample, 2, 0.5, 0).reason == "training leaves no core to compress with"
 
 
 def test_measured_on_the_run_s_own_tensors() -> None:
@@ -122,5 +113,5 @@ def test_without_the_library_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError, match=r"pip install 'glm-accelerate\[zstd\]'"):
         encode(memoryview(b"abcd"), 2)
     with pytest.raises(UserError, match="zstandard is not installed"):
-        choose("zstd", None)
-    assert choose("auto", Speeds(400, 0.7, 40, 1)).reason == "zstandard is not installed"
+        require_zstandard()
+    assert choose(memoryview(b"abcd"), 2, 40, 1).reason == "zstandard is not installed"

@@ -11,8 +11,8 @@ import torch
 
 from glm_accelerate.checkpoint.find import candidates, check, published, resolve_path
 from glm_accelerate.checkpoint.format import Damaged, Manifest, seal
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.runtime.errors import UserError
+from tests.checkpoints import save
 
 
 def make(run: Path, step: int, **facts: object) -> Path:

@@ -18,11 +18,9 @@ from glm_accelerate.checkpoint.format import (
     read_manifest,
     require_whole,
     step_of,
-    verify,
-    write_manifest,
 )
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.runtime.errors import UserError
+from tests.checkpoints import save, verify, write_manifest
 
 Make = Callable[[int], Path]
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from glm_accelerate.assemble.model import open_model
-from glm_accelerate.checkpoint.format import verify
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.demo.tiny import Size, write_tiny
+from tests.checkpoints import verify
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CHECKPOINT = Path("checkpoints") / "checkpoint-3"

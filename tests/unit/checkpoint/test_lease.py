@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from glm_accelerate.checkpoint.format import FOLDER, Damaged, Manifest, write_manifest
+from glm_accelerate.checkpoint.format import FOLDER, Damaged, Manifest
 from glm_accelerate.checkpoint.lease import is_leased, lease, sole
-from glm_accelerate.checkpoint.retain import Entry, Keep, delete, tidy
+from glm_accelerate.checkpoint.retain import Entry, delete
+from tests.checkpoints import keeping, tidy, write_manifest
 
 HOLD = """
 import sys
@@ -52,12 +53,12 @@ def test_a_leased_one_stays_until_its_holder_is_killed(tmp_path: Path) -> None:
     with holder(first) as process:
         assert is_leased(first)
         assert delete(tmp_path, [Entry(1, 0.0)]).deleted == ()  # also when the choice came before the lease
-        assert tidy(tmp_path, Keep(last=1, best=0), run_id="mine", losses={}).deleted == ()
+        assert tidy(tmp_path, keeping(last=1, best=0), run_id="mine", losses={}).deleted == ()
         assert first.is_dir()
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not is_leased(first)
-        done = tidy(tmp_path, Keep(last=1, best=0), run_id="mine", losses={})
+        done = tidy(tmp_path, keeping(last=1, best=0), run_id="mine", losses={})
         assert (done.deleted, done.failed) == ((1,), {})
     assert sorted(os.listdir(tmp_path / FOLDER)) == ["checkpoint-2"]
 

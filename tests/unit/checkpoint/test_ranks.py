@@ -12,24 +12,25 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save, SaveOutcome
-from glm_accelerate.checkpoint.format import Piece, verify
-from glm_accelerate.checkpoint.publish import sweep
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.checkpoint.retain import sweep
+from glm_accelerate.parallel.part import Part, part_of
+from tests.checkpoints import verify
 
 RANK = """
 import json, resource, signal, sys
 from pathlib import Path
 import torch
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
+from glm_accelerate.parallel.part import Part, part_of
 
 run, rank, ranks, mode = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 torch.set_num_threads(1)
 whole = torch.arange(700.0).reshape(70, 10)
 rows = 70 // ranks
-groups = {"weights": {"w": Piece(whole[rank * rows:(rank + 1) * rows], (70, 10), (rank * rows, 0))}}
+groups = {"weights": {"w": Part(whole[rank * rows:(rank + 1) * rows], (70, 10), (rank * rows, 0))}}
 if rank == 0:
-    groups["optimizer"] = {"step": Piece.whole(torch.tensor(5.0))}
+    groups["optimizer"] = {"step": part_of(torch.tensor(5.0))}
 made = Checkpointer(run, rank=rank, ranks=ranks, limit=20)
 if mode == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -105,8 +106,8 @@ def test_one_rank_that_fails_fails_them_all_by_name(tmp_path: Path) -> None:
     assert nothing(tmp_path)
 
 
-def piece(rank: int, rows: int = 2) -> dict[str, dict[str, Piece]]:
-    return {"weights": {"w": Piece(torch.full((rows, 3), float(rank)), (4, 3), (2 * rank, 0))}}
+def piece(rank: int, rows: int = 2) -> dict[str, dict[str, Part]]:
+    return {"weights": {"w": Part(torch.full((rows, 3), float(rank)), (4, 3), (2 * rank, 0))}}
 
 
 def finish(*made: Checkpointer) -> list[SaveOutcome]:
@@ -208,7 +209,7 @@ def test_what_was_left_by_a_dead_job_is_no_hindrance(tmp_path: Path) -> None:
 def test_a_second_try_is_not_told_of_the_first(tmp_path: Path) -> None:
     """The first rank fails at once; the second comes late to it, and is early for the next."""
     (first, second), _ = pair(tmp_path)
-    first.save(Save(1, 1, {"weights": {"w": Piece.whole(torch.ones(1))}}, {}, {}, {}), wait=False)
+    first.save(Save(1, 1, {"weights": {"w": part_of(torch.ones(1))}}, {}, {}, {}), wait=False)
     second.save(Save(1, 1, piece(1), {}, {}, {}))
     while first.busy() or second.busy():
         time.sleep(0.01)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.checkpoint import files
+from glm_accelerate.checkpoint import write as writing
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Damaged, Piece
+from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.parallel.part import Part, part_of
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -26,17 +27,17 @@ def write(run: Path, tensors: dict[str, Tensor], ranks: int, axes: dict[str, int
     from concurrent.futures import ThreadPoolExecutor
 
     def one(rank: int) -> str | None:
-        pieces: dict[str, Piece] = {}
+        pieces: dict[str, Part] = {}
         for name, tensor in tensors.items():
             if tensor.ndim == 0:
                 if rank == ranks - 1:
-                    pieces[name] = Piece.whole(tensor)
+                    pieces[name] = part_of(tensor)
                 continue
             axis = axes[name]
             begin, end = cuts(tensor.shape[axis], ranks)[rank]
             offset = tuple(begin if i == axis else 0 for i in range(tensor.ndim))
             part = tensor.narrow(axis, begin, end - begin)
-            pieces[name] = Piece(part, tuple(tensor.shape), offset)
+            pieces[name] = Part(part, tuple(tensor.shape), offset)
         checkpointer = Checkpointer(run, rank=rank, ranks=ranks, limit=20)
         checkpointer.save(Save(1, 1, {"weights": pieces}, {"rank": rank}, {}, {}))
         (outcome,) = checkpointer.outcomes()
@@ -58,7 +59,7 @@ def regions(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int
 def test_every_region_at_every_number_of_ranks(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK", 24)  # several blocks in a piece
+    monkeypatch.setattr(writing, "BLOCK", 24)  # several blocks in a piece
     tensors = {
         "rows": torch.randn(7, 3),
         "columns": torch.randn(3, 7).bfloat16(),
@@ -84,7 +85,7 @@ def test_every_region_at_every_number_of_ranks(
 
 def test_only_what_is_wanted_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other half of the file may be gone."""
-    monkeypatch.setattr(files, "BLOCK", 4096)
+    monkeypatch.setattr(writing, "BLOCK", 4096)
     tensor = torch.randn(64, 64)
     path = write(tmp_path, {"a": tensor}, 1, {"a": 0})
     file = path / "weights-0-of-1.safetensors"

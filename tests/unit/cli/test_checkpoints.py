@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint.find import published
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.main import main
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.evaluate.protocol.ledger import post, publish
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings, Request
+from tests.checkpoints import save
 
 
 @pytest.mark.parametrize(

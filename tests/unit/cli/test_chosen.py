@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.cli.chosen import Chosen, chosen, run_of
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
+from tests.checkpoints import save
 
 
 def test_the_best_else_the_newest_and_it_says_which(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_the_best_else_the_newest_and_it_says_which(tmp_path: Path) -> None:
     assert chosen(run) == Chosen(newest, "the newest", "step 1,200, the newest: no best is named yet")
     (tmp_path / "best").write_text("snapshots/snapshot-360\n")
     assert chosen(run) == Chosen(newest, "the newest", "step 1,200, the newest: the best is gone or damaged")
-    groups = {"weights": {"a": Piece.whole(torch.zeros(2))}}
+    groups = {"weights": {"a": part_of(torch.zeros(2))}}
     Checkpointer(tmp_path, kind="snapshot").save(Save(360, 1, groups, {}, {}, {}))
     snapshot = tmp_path / "snapshots/snapshot-360"
     said = f"step 360, the best of {run} (snapshots/snapshot-360)"

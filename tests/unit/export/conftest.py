@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.demo.tiny import CHAT_TEMPLATE, build_tokenizer
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
+from tests.checkpoints import save
 
 
 @pytest.fixture

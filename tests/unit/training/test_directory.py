@@ -9,7 +9,6 @@ import torch
 
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.checkpoint.save import save
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
@@ -22,6 +21,7 @@ from glm_accelerate.training.directory import (
     differences,
     read_first,
 )
+from tests.checkpoints import save
 
 
 def make(run: Path, step: int) -> Path:

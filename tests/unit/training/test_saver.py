@@ -10,10 +10,10 @@ import torch
 from torch.distributed import HashStore
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.observe.events import Events
 from glm_accelerate.parallel.axes import Axes
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.runtime.errors import UserError
@@ -48,7 +48,7 @@ def warnings_of(
         progress=Progress(),
         best=nothing,
         branch=nothing,
-        hold=lambda: {"weights": {"w": Piece.whole(torch.zeros(SIZE // 4))}},
+        pieces=lambda: {"weights": {"w": part_of(torch.zeros(SIZE // 4))}},
         fingerprints={},
         facts={},
     )

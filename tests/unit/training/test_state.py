@@ -15,11 +15,12 @@ from torch import Tensor
 
 from glm_accelerate.checkpoint.audit import compare
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS, Piece
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.optim.precision import Scale
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training import loop
 from glm_accelerate.training.passes import WholeModel
@@ -121,7 +122,7 @@ def leave_out(run: Path, item: Item, window: Window) -> None:
         state[item[0]] = fresh[item[0]]
     shutil.rmtree(at(run, CUT))
     shutil.rmtree(run / "evals")  # else what was answered would be read there again
-    pieces = {group: {name: Piece.whole(t) for name, t in one.items()} for group, one in groups.items()}
+    pieces = {group: {name: part_of(t) for name, t in one.items()} for group, one in groups.items()}
     checkpointer = Checkpointer(run, run_id=manifest.run)
     checkpointer.save(
         Save(CUT, manifest.attempt, pieces, state, manifest.fingerprints, manifest.facts), wait=True

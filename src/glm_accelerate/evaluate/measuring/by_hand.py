@@ -12,7 +12,7 @@ import torch
 
 from glm_accelerate.assemble.model import open_model
 from glm_accelerate.assemble.recipe import evaluation_dtype
-from glm_accelerate.checkpoint.format import place
+from glm_accelerate.checkpoint.format import path_of
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import DataSection, EvaluateSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
@@ -58,7 +58,7 @@ def evaluate_run(
     best, baseline = best_step(run), None
     for result in results:  # of several attempts at the best step the last counts
         if result.step == best != step:
-            against = place(run, "snapshot", result.step).relative_to(run).as_posix()
+            against = path_of(run, "snapshot", result.step).relative_to(run).as_posix()
             request = replace(request, against=result.stem, against_weights=against)
     if request.against is not None:
         baseline = ledger.read_sample_losses(run, request.against)

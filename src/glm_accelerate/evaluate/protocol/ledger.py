@@ -19,7 +19,7 @@ import numpy as np
 
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import step_of
-from glm_accelerate.checkpoint.retain import place_aside
+from glm_accelerate.checkpoint.retain import path_aside
 from glm_accelerate.data.strict_json import parse
 from glm_accelerate.evaluate.protocol.messages import (
     FOLDER,
@@ -315,7 +315,7 @@ def _remove(run: Path, stem: str, *endings: str) -> None:
 def _move_aside(path: Path, run: Path) -> list[str]:
     """Returns its name; none if it is gone already, as a request whose result was published just now."""
     try:
-        shutil.move(path, place_aside(run, path.name))
+        shutil.move(path, path_aside(run, path.name))
     except FileNotFoundError:
         return []
     return [path.name]

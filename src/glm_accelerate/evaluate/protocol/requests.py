@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from glm_accelerate.checkpoint.format import place
+from glm_accelerate.checkpoint.format import path_of
 from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.child import EvaluatorProcess
@@ -195,4 +195,4 @@ class Requests:
                 yield request, "timeout", f"no result in {self.timeout:g} s"
 
     def _snapshot(self, step: int) -> str:
-        return place(self.run, "snapshot", step).relative_to(self.run).as_posix()
+        return path_of(self.run, "snapshot", step).relative_to(self.run).as_posix()

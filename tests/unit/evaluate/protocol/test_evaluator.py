@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
-from glm_accelerate.checkpoint.format import Piece
 from glm_accelerate.checkpoint.lease import is_leased
 from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.evaluator import (
@@ -25,6 +24,7 @@ from glm_accelerate.evaluate.protocol.evaluator import (
 )
 from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings, Request, full_exam_id
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
+from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
 
 EXAM = "0123abcd"
@@ -64,7 +64,7 @@ class Recorder:
 def run(tmp_path: Path) -> Path:
     for step in (3, 6, 9):
         made = Checkpointer(tmp_path, run_id="f00d", kind="snapshot")
-        groups = {"weights": {"w": Piece.whole(torch.ones(4))}}
+        groups = {"weights": {"w": part_of(torch.ones(4))}}
         made.save(Save(step, 1, groups, {}, {"data": "d"}, {}))
         (outcome,) = made.close(10)
         assert outcome.error is None

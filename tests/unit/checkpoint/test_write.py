@@ -9,11 +9,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from glm_accelerate.checkpoint import files
-from glm_accelerate.checkpoint.files import PieceEntry, blocks, write_files
-from glm_accelerate.checkpoint.finite import all_finite
-from glm_accelerate.checkpoint.format import Piece, digest
+from glm_accelerate.checkpoint import write
+from glm_accelerate.checkpoint.format import digest
 from glm_accelerate.checkpoint.staging import as_bytes, in_place, plan
+from glm_accelerate.checkpoint.write import PieceEntry, all_finite, blocks, write_files
+from glm_accelerate.parallel.part import part_of
 
 TENSORS = {
     "odd": torch.randn(7, 3, 5),
@@ -31,11 +31,9 @@ TENSORS = {
 
 @pytest.mark.parametrize("limit", [1, 16, 100, 1 << 20])
 def test_any_tool_opens_the_file(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", limit)
-    planned = plan({"weights": {name: Piece.whole(tensor) for name, tensor in TENSORS.items()}})
-    written = write_files(
-        tmp_path, [part for part, _ in planned], in_place(planned), rank=0, ranks=1, codec="none"
-    )
+    monkeypatch.setattr(write, "BLOCK", limit)
+    planned = plan({"weights": {name: part_of(tensor) for name, tensor in TENSORS.items()}})
+    written = write_files(tmp_path, [part for part, _ in planned], in_place(planned), 0, 1, "none")
     (name,) = written.files
     path = tmp_path / name
     assert (written.files[name].bytes, written.files[name].sha256) == (path.stat().st_size, digest(path))
@@ -60,7 +58,7 @@ def test_any_tool_opens_the_file(limit: int, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("size", [(), (1,), (7,), (1, 1, 7), (5, 3), (1, 5, 3), (0, 3), (3, 0), (2, 3, 4)])
 @pytest.mark.parametrize("limit", [1, 8, 24, 1000])
 def test_blocks_tile_a_piece(size: tuple[int, ...], limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", limit)
+    monkeypatch.setattr(write, "BLOCK", limit)
     offset = tuple(range(10, 10 + len(size)))
     part = PieceEntry("g", "n", "F32", size, offset, size, 0, math.prod(size) * 4)
     seen = torch.zeros(size, dtype=torch.int64)
@@ -94,11 +92,11 @@ def test_numbers_that_are_not_finite(dtype: torch.dtype, odd: float, tmp_path: P
 
 def test_weights_and_moments_are_asked_to_be_finite(tmp_path: Path) -> None:
     """Of a moment that is not, a weight is made in the next step."""
-    bad = {"a": Piece.whole(torch.tensor([1.0, float("nan")]))}
+    bad = {"a": part_of(torch.tensor([1.0, float("nan")]))}
     for group in ("weights", "optimizer"):
         planned = plan({group: bad})
         parts = [part for part, _ in planned]
-        assert not write_files(tmp_path, parts, in_place(planned), rank=0, ranks=1, codec="none").finite
+        assert not write_files(tmp_path, parts, in_place(planned), 0, 1, "none").finite
 
 
 @pytest.mark.parametrize("limit", [16, 1 << 20])
@@ -106,12 +104,12 @@ def test_a_compressed_file_is_a_safetensors_file_too(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("zstandard")
-    from glm_accelerate.checkpoint.codec import CODECS
+    from glm_accelerate.checkpoint.codec import decode
 
-    monkeypatch.setattr(files, "BLOCK", limit)
-    planned = plan({"weights": {name: Piece.whole(tensor) for name, tensor in TENSORS.items()}})
+    monkeypatch.setattr(write, "BLOCK", limit)
+    planned = plan({"weights": {name: part_of(tensor) for name, tensor in TENSORS.items()}})
     parts = [part for part, _ in planned]
-    written = write_files(tmp_path, parts, in_place(planned), rank=0, ranks=1, codec="zstd")
+    written = write_files(tmp_path, parts, in_place(planned), 0, 1, "zstd")
     (name,) = written.files
     path = tmp_path / name
     content = path.read_bytes()
@@ -124,9 +122,7 @@ def test_a_compressed_file_is_a_safetensors_file_too(
         assert bytes(as_bytes(loaded[key])) == packed
         item = TENSORS[key].element_size()
         items = b"".join(
-            CODECS["zstd"].decode(
-                memoryview(content[span.begin : span.end]), item, math.prod(span.shape) * item
-            )
+            decode(memoryview(content[span.begin : span.end]), item, math.prod(span.shape) * item)
             for span in stored.pieces
         )
         assert items == bytes(as_bytes(TENSORS[key].contiguous()))
@@ -134,11 +130,11 @@ def test_a_compressed_file_is_a_safetensors_file_too(
 
 def test_numbers_that_compress_take_less_room(tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
-    planned = plan({"weights": {"w": Piece.whole((torch.randn(400, 500) / 50).bfloat16())}})
+    planned = plan({"weights": {"w": part_of((torch.randn(400, 500) / 50).bfloat16())}})
     parts = [part for part, _ in planned]
     size: dict[str, int] = {}
     for codec in ("none", "zstd"):
         (tmp_path / codec).mkdir()
-        written = write_files(tmp_path / codec, parts, in_place(planned), rank=0, ranks=1, codec=codec)
+        written = write_files(tmp_path / codec, parts, in_place(planned), 0, 1, codec)
         size[codec] = sum(entry.bytes for entry in written.files.values())
     assert size["zstd"] < 0.75 * size["none"]
