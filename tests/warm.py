@@ -22,7 +22,6 @@ from glm_accelerate.runtime.child import end_with_parent
 LOADED = [
     "glm_accelerate.checkpoint.checkpointer",
     "glm_accelerate.cli.main",
-    "glm_accelerate.cli.ranks",
     "glm_accelerate.cli.train",
     "glm_accelerate.training.run",
     "torch.distributed.checkpoint",

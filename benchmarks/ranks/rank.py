@@ -82,7 +82,7 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 
 def measure(task: Task) -> int:
-    """Entry of a rank, as `cli.ranks.one_rank` is of a real one."""
+    """Entry of a rank, as `cli.train.one_rank` is of a real one."""
     before = memory_now()
     run_dir = Path(task.run)
     with (

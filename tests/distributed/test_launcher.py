@@ -26,11 +26,11 @@ FAULTY = '''
 """Ranks among which some come to a mistake in their third step."""
 import os
 import sys
-from glm_accelerate.cli import main, ranks
+from glm_accelerate.cli import main, train
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training import loop
 
-right, one_rank = loop.train_step, ranks.one_rank
+right, one_rank = loop.train_step, train.one_rank
 
 
 def train_step(passes, mover, step, *more):
@@ -46,7 +46,7 @@ def faulty(args):
 
 
 def go():
-    ranks.one_rank = faulty
+    train.one_rank = faulty
     sys.exit(main.main())
 '''
 IMPATIENT = """

@@ -20,9 +20,9 @@ WATCHED = """
 import os
 import sys
 from pathlib import Path
-from glm_accelerate.cli import main, ranks
+from glm_accelerate.cli import main, train
 
-one_rank = ranks.one_rank
+one_rank = train.one_rank
 UNPICKLERS = ("torch.distributed.elastic.rendezvous", "multiprocessing.managers")
 
 
@@ -38,7 +38,7 @@ def leave_word():
 
 
 def go():
-    ranks.one_rank = watched
+    train.one_rank = watched
     code = main.main()
     leave_word()
     sys.exit(code)

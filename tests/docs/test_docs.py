@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import glm_accelerate as ga
-from glm_accelerate.cli.main import verbs
+from glm_accelerate.cli.main import VERBS
 from glm_accelerate.config.load import preset_names
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_named_benchmarks_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_named_verbs_and_presets_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert set(re.findall(r"glm-accelerate ([a-z]\w+) ", text)) <= set(verbs())
+    assert set(re.findall(r"glm-accelerate ([a-z]\w+) ", text)) <= set(VERBS)
     assert set(re.findall(r"preset:([a-z0-9.-]+)", text)) <= set(preset_names())
 
 
@@ -61,7 +61,7 @@ def test_the_architecture_fits_on_two_pages_and_its_glossary_in_thirty_words() -
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("verb", sorted(verbs()))
+@pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_explains_itself(verb: str) -> None:
     command = [sys.executable, "-m", "glm_accelerate.cli.main", verb, "--help"]
     assert "usage: glm-accelerate" in subprocess.check_output(command, text=True)

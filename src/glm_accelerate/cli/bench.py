@@ -3,8 +3,6 @@
 import argparse
 import re
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import opening, source
@@ -13,7 +11,6 @@ from glm_accelerate.training.stop import stopping_at_once
 
 if TYPE_CHECKING:
     from glm_accelerate.bench.report import Report
-    from glm_accelerate.bench.run import Say
     from glm_accelerate.config.schema import RunConfig
 
 HELP = "Measure the steps, operators, data line or checkpoints of a config on this machine."
@@ -23,7 +20,6 @@ BETWEEN_OVERRIDES = re.compile(r",(?=[a-z_]+\.[a-z_]+=)")  # a value may hold co
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What is measured, of which config, how often, and where the report goes."""
     parser.add_argument("kind", choices=KINDS, metavar="|".join(KINDS), help="what is measured")
     source.arguments(parser)
     for name, least, default, about in (
@@ -44,7 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for."""
     if args.compare and args.kind != "step":
         raise UserError(f"--compare is for `bench step`, not for `bench {args.kind}`")
     config = source.config_from(args)  # its mistakes are shown before torch is loaded
@@ -74,8 +69,10 @@ def _other(text: str, config: "RunConfig") -> "RunConfig":
 
 
 def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":
+    from glm_accelerate.cli.progress import counting
+
     name = source.name_from(args)
-    with saying() as say:
+    with counting(named=True) as say:
         if args.kind == "step":
             from glm_accelerate.bench.step import measure, step_report
 
@@ -95,32 +92,10 @@ def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":
 
 def _compared(args: argparse.Namespace, config: "RunConfig", other: "RunConfig") -> "Report":
     from glm_accelerate.bench.compare import Side, compare, compare_report
+    from glm_accelerate.cli.progress import counting
 
     sides = (Side(source.name_from(args), config), Side(args.compare, other))
     words = ("--json", "--steps", str(args.steps), "--warmup", str(args.warmup))
     command = [sys.executable, "-m", "glm_accelerate.cli.main", "bench", "step", *words]
-    with saying() as say:
+    with counting(named=True) as say:
         return compare_report(sides, compare(sides, args.rounds, command, say))
-
-
-@contextmanager
-def saying() -> Generator["Say", None, None]:
-    """On stderr: a live line on a terminal, else one for each phase, and every few seconds within it."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from glm_accelerate.cli.progress import Lines, in_numbers
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Lines(console, in_numbers, named=True)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("starting", total=None)
-        yield lambda what, done, total: shown.update(task, description=what, completed=done, total=total)

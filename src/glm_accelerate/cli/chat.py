@@ -18,7 +18,6 @@ HELP = "Talk to a model: a run, a checkpoint, an adapter with its base, or any G
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH, and how answers are picked."""
     opening.arguments(parser)
     parser.add_argument("--ask", metavar="QUESTION", help="one question, answered on stdout")
     parser.add_argument("--system", metavar="TEXT", help="what the conversation opens with")
@@ -30,30 +29,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
     parser.add_argument(
-        "--max-new-tokens",
-        type=opening.at_least(1),
-        default=1024,
-        metavar="N",
-        help="longest answer (1024)",
+        "--max-new-tokens", type=opening.at_least(1), default=1024, metavar="N", help="longest answer (1024)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """One answer, or a conversation."""
-    from rich.console import Console
-    from rich.text import Text
-
+    from glm_accelerate.assemble.model import open_model
     from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.data.templates import get_template
     from glm_accelerate.data.tokenizers import load_tokenizer
     from glm_accelerate.generate.chat import Chat
     from glm_accelerate.generate.sample import Sampling
+    from glm_accelerate.runtime.device import take_device
+    from glm_accelerate.runtime.screen import new_console, say
 
     sampling = Sampling(args.temperature, args.top_p, args.seed)  # its mistakes before the model is read
     weights = chosen(args.path)
     if weights.said:
-        Console(stderr=True, soft_wrap=True).print(Text(weights.said, "dim"))
-    opened = opening.open_from(args, weights.path)
+        say(new_console(stderr=True), weights.said, style="dim")
+    base = opening.base_from(args)
+    opened = open_model(weights.path, base=base, device=take_device(None), merged=True)
     chat = Chat(
         opened.model,
         load_tokenizer(opened.base, opened.template),
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens,
         system=args.system,
     )
-    console = Console(soft_wrap=True)
+    console = new_console()
     if args.ask is not None:
         answer(console, chat, _readable(args.ask))
     else:
@@ -71,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def converse(console: "Console", chat: "Chat") -> None:
-    """Until Ctrl-D."""
     with suppress(ImportError):
         import_module("readline")  # line editing and history, where there is one
     console.print(COMMANDS, style="dim")
@@ -99,14 +93,12 @@ def converse(console: "Console", chat: "Chat") -> None:
 
 
 def _readable(text: str) -> str:
-    """What was typed in another encoding, or is half of a letter, becomes a sign that says so."""
+    """Bytes that are no text, as from another encoding, become the sign for that."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def answer(console: "Console", chat: "Chat", question: str) -> None:
-    """One answer as it comes."""
-    from rich.text import Text
-
+    """Print one answer as it comes."""
     from glm_accelerate.cli.data import visible
 
     pieces = chat.ask(question)
@@ -115,7 +107,7 @@ def answer(console: "Console", chat: "Chat", question: str) -> None:
             console.file.write(visible(piece))  # as it is: rich would turn tabs into spaces
             console.file.flush()
     except KeyboardInterrupt:
-        console.print(Text(" (broken off)", "dim"), end="")
+        console.print(" (broken off)", style="dim", end="")
     finally:
         pieces.close()
     console.print()

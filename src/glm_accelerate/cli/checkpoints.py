@@ -1,7 +1,11 @@
 """`checkpoints RUN`: what is there, whether it is whole, what may go, and how two of them differ."""
 
 import argparse
+import json
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,6 @@ DIFFERENCES_SHOWN = 40
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, what to do, and with which."""
     parser.add_argument(
         "run", metavar="RUN", type=opening.directory, help="a run's directory; verify: or a checkpoint's"
     )
@@ -35,16 +38,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """One of the four."""
-    from rich.console import Console
-
     from glm_accelerate.checkpoint.find import is_directory
+    from glm_accelerate.runtime.screen import new_console
 
     if args.which and args.action in ("list", "prune"):
         raise UserError(f"{args.action} takes no steps", where=" ".join(args.which))
     if not is_directory(args.run):
         raise UserError("no such directory", where=args.run)
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console()
     if args.action == "verify":
         return verify(args.run, args.which, console)
     if args.action == "prune":
@@ -56,153 +57,30 @@ def run(args: argparse.Namespace) -> int:
 
 def show(run: Path, as_json: bool, console: "Console") -> int:
     """A line for each, newest first. Cheap: files are looked at, not read."""
-    import json
-    from dataclasses import asdict
-
-    from rich.table import Table
     from rich.text import Text
 
     from glm_accelerate.checkpoint.find import candidates
     from glm_accelerate.checkpoint.overview import overview
     from glm_accelerate.evaluate.protocol.history import main_results
     from glm_accelerate.evaluate.protocol.ledger import results
+    from glm_accelerate.runtime.screen import new_table, say
 
     measured = main_results(results(run))
     seen = overview(run, {one.step: one.loss for one in measured if one.loss is not None})
     if as_json:
         console.file.write(json.dumps([asdict(one) for one in seen], indent=2, allow_nan=False) + "\n")
         return WHOLE
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("step", "size", "age", "held out", "ranks"):
-        table.add_column(column, justify="right")
-    for column in ("codec", "state", ""):
-        table.add_column(column, overflow="fold")
+    table = new_table("step", "size", "age", "held out", "ranks", "codec", "state", "", right=5)
     for one in seen:
         table.add_row(*map(Text, _cells(one)))
     console.print(table if seen else "no checkpoint here")
     for reason in candidates(run).reasons:
-        console.print(Text(reason, "yellow"))
+        say(console, reason, style="yellow")
     return WHOLE
-
-
-def verify(run: Path, which: Sequence[str], console: "Console") -> int:
-    """Reads every byte, and names every file that is not as it was written."""
-    from rich.text import Text
-
-    from glm_accelerate.checkpoint.audit import audit
-    from glm_accelerate.checkpoint.find import candidates, published
-    from glm_accelerate.checkpoint.format import MANIFEST
-
-    if (run / MANIFEST).exists() and not which:
-        paths = [run]
-    else:
-        paths = [_named(run, word) for word in which] if which else published(run)
-    if not paths:
-        raise UserError("; ".join(["no checkpoint here", *candidates(run).reasons]), where=run)
-    answer = WHOLE
-    for path in paths:
-        found = audit(path)
-        answer = DAMAGED if found.damaged else answer
-        mark = ("damaged", "bold red") if found.damaged else ("whole", "green")
-        console.print(Text.assemble(mark, f"  {path}"))
-        for said in found.damaged:
-            console.print(Text(f"  {said}", "red"))
-        if found.strange:
-            console.print(Text(f"  does not belong to it: {', '.join(found.strange)}", "yellow"))
-    return answer
-
-
-def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> int:
-    """What differs between two; nothing is printed of what does not."""
-    import json
-    from dataclasses import asdict
-
-    from rich.table import Table
-    from rich.text import Text
-
-    from glm_accelerate.checkpoint.audit import compare
-
-    if len(which) != 2:
-        raise UserError("diff compares two checkpoints", cure="checkpoints RUN diff 100 200")
-    found = list(compare(*(_named(run, word) for word in which)))
-    if as_json:
-        console.file.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
-        return WHOLE
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("what", "name", which[0], which[1], "max |difference|"):
-        table.add_column(Text(column), overflow="fold")
-    for one in found[:DIFFERENCES_SHOWN]:
-        most = "" if one.most is None else f"{one.most:.3g}"
-        table.add_row(*map(Text, (one.kind, one.name, one.first, one.second, most)))
-    console.print(table if found else "no difference")
-    if len(found) > DIFFERENCES_SHOWN:
-        console.print(f"and {len(found) - DIFFERENCES_SHOWN:,} more: --json lists all")
-    return WHOLE
-
-
-def prune(run: Path, dry: bool, console: "Console") -> int:
-    """Deletes what the run's own policy would, as the trainer does."""
-    import time
-
-    from glm_accelerate.checkpoint.overview import overview
-    from glm_accelerate.checkpoint.retain import choose_stale, delete, present
-    from glm_accelerate.config.load import load_config
-    from glm_accelerate.evaluate.protocol.history import best_step, main_results, scored_steps
-    from glm_accelerate.evaluate.protocol.ledger import listing
-
-    config = run / "config.yaml"
-    if not config.is_file():
-        raise UserError("no config.yaml says what should stay", where=run, cure="name a run's directory")
-    section = load_config(config).checkpoint
-    evaluations = listing(run)
-    levels = scored_steps(main_results(evaluations.results)) or overview(run)
-    losses = {one.step: one.loss for one in levels if one.loss is not None}
-    pending = [request.step for request in evaluations.waiting]
-    entries = present(
-        run,
-        run_id=_id_of(run),
-        losses=losses,
-        best=best_step(run),
-        pending=pending,
-        jumped=_jumped(run),
-    )
-    stale = choose_stale(entries, section, time.time())
-    steps = [entry.step for entry in stale]
-    if not dry:
-        gone = delete(run, stale)
-        steps = list(gone.deleted)
-        for step, why in gone.failed.items():
-            console.print(f"step {step} could not be deleted: {why}", style="red", markup=False)
-    verb = "would go" if dry else "deleted"
-    console.print(
-        f"{verb}: {', '.join(f'{step:,}' for step in steps) or 'nothing'}; {len(entries) - len(steps)} stay"
-    )
-    return WHOLE
-
-
-def _jumped(run: Path) -> int | None:
-    """Since which step the training loss is too high, as the trainer follows it."""
-    from glm_accelerate.observe.events import read_events
-    from glm_accelerate.observe.figures import number
-    from glm_accelerate.training.spike import Level, follow
-
-    level = Level()
-    for event in read_events(run / "events.jsonl"):
-        if event["kind"] == "step" and event.get("applied") and isinstance(loss := event.get("loss"), float):
-            level = follow(level, int(number(event, "step")), loss)
-    return level.jumped
-
-
-def _id_of(run: Path) -> str | None:
-    file = run / "run_id"
-    return file.read_text(encoding="ascii", errors="replace").strip() if file.is_file() else None
 
 
 def _cells(one: "Seen") -> tuple[str, ...]:
     """A line of the list."""
-    import time
-    from datetime import timedelta
-
     if one.bytes is None or one.written is None:
         return (f"{one.step:,}", "", "", "", "", "", f"damaged: {one.damage}", "")
     marks = {
@@ -210,8 +88,8 @@ def _cells(one: "Seen") -> tuple[str, ...]:
         "snapshot": one.kind == "snapshot",
         "leased": one.leased,
         "not finite": one.nonfinite,
+        f"suspect: the loss jumped at step {one.suspect}": one.suspect is not None,
     }
-    marks[f"suspect: the loss jumped at step {one.suspect}"] = one.suspect is not None
     return (
         f"{one.step:,}",
         amount(one.bytes),
@@ -224,6 +102,54 @@ def _cells(one: "Seen") -> tuple[str, ...]:
     )
 
 
+def verify(run: Path, which: Sequence[str], console: "Console") -> int:
+    """Reads every byte, and names every file that is not as it was written."""
+    from glm_accelerate.checkpoint.audit import audit
+    from glm_accelerate.checkpoint.find import candidates, published
+    from glm_accelerate.checkpoint.format import MANIFEST
+    from glm_accelerate.runtime.screen import say
+
+    if (run / MANIFEST).exists() and not which:
+        paths = [run]
+    else:
+        paths = [_named(run, word) for word in which] if which else published(run)
+    if not paths:
+        raise UserError("; ".join(["no checkpoint here", *candidates(run).reasons]), where=run)
+    code = WHOLE
+    for path in paths:
+        found = audit(path)
+        code = DAMAGED if found.damaged else code
+        say(console, ("damaged", "bold red") if found.damaged else ("whole", "green"), f"  {path}")
+        for damage in found.damaged:
+            say(console, f"  {damage}", style="red")
+        if found.strange:
+            say(console, f"  does not belong to it: {', '.join(found.strange)}", style="yellow")
+    return code
+
+
+def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> int:
+    """What differs between two; nothing is printed of what does not."""
+    from rich.text import Text
+
+    from glm_accelerate.checkpoint.audit import compare
+    from glm_accelerate.runtime.screen import new_table
+
+    if len(which) != 2:
+        raise UserError("diff compares two checkpoints", cure="checkpoints RUN diff 100 200")
+    found = list(compare(*(_named(run, word) for word in which)))
+    if as_json:
+        console.file.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
+        return WHOLE
+    table = new_table("what", "name", *which, "max |difference|")
+    for one in found[:DIFFERENCES_SHOWN]:
+        most = "" if one.most is None else f"{one.most:.3g}"
+        table.add_row(*map(Text, (one.kind, one.name, one.first, one.second, most)))
+    console.print(table if found else "no difference")
+    if len(found) > DIFFERENCES_SHOWN:
+        console.print(f"and {len(found) - DIFFERENCES_SHOWN:,} more: --json lists all")
+    return WHOLE
+
+
 def _named(run: Path, word: str) -> Path:
     """A checkpoint of the run by its step, or any by its directory."""
     from glm_accelerate.checkpoint.find import is_directory
@@ -233,3 +159,50 @@ def _named(run: Path, word: str) -> Path:
     if not is_directory(path):
         raise UserError("no such checkpoint", where=path)
     return path
+
+
+def prune(run: Path, dry: bool, console: "Console") -> int:
+    """Deletes what the run's own policy would, as the trainer does."""
+    from glm_accelerate.checkpoint.overview import overview
+    from glm_accelerate.checkpoint.retain import choose_stale, delete, present
+    from glm_accelerate.config.load import load_config
+    from glm_accelerate.evaluate.protocol.history import best_step, main_results, scored_steps
+    from glm_accelerate.evaluate.protocol.ledger import listing
+    from glm_accelerate.runtime.screen import say
+
+    if not (run / "config.yaml").is_file():
+        raise UserError("no config.yaml says what should stay", where=run, cure="name a run's directory")
+    identity = run / "run_id"
+    evaluations = listing(run)
+    levels = scored_steps(main_results(evaluations.results)) or overview(run)
+    entries = present(
+        run,
+        run_id=identity.read_text("ascii", "replace").strip() if identity.is_file() else None,
+        losses={one.step: one.loss for one in levels if one.loss is not None},
+        best=best_step(run),
+        pending=[request.step for request in evaluations.waiting],
+        jumped=_jumped(run),
+    )
+    stale = choose_stale(entries, load_config(run / "config.yaml").checkpoint, time.time())
+    steps = [entry.step for entry in stale]
+    if not dry:
+        gone = delete(run, stale)
+        steps = list(gone.deleted)
+        for step, why in gone.failed.items():
+            say(console, f"step {step} could not be deleted: {why}", style="red")
+    listed = ", ".join(f"{step:,}" for step in steps) or "nothing"
+    console.print(f"{'would go' if dry else 'deleted'}: {listed}; {len(entries) - len(steps)} stay")
+    return WHOLE
+
+
+def _jumped(run: Path) -> int | None:
+    """The step since which the training loss is too high, as the trainer follows it."""
+    from glm_accelerate.observe.events import read_events
+    from glm_accelerate.observe.figures import number
+    from glm_accelerate.training.spike import Level, follow
+
+    level = Level()
+    for event in read_events(run / "events.jsonl"):
+        if event["kind"] == "step" and event.get("applied") and isinstance(loss := event.get("loss"), float):
+            level = follow(level, int(number(event, "step")), loss)
+    return level.jumped

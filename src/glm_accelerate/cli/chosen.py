@@ -1,4 +1,4 @@
-"""Which weights a PATH stands for: of a run the best, else the newest. Verbs that open a run say which."""
+"""The weights that a PATH means: of a run the best, else the newest. Verbs that open a run tell which."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ NOTHING = "no run, checkpoint, snapshot, adapter or model is here"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What to open. Of a PATH that names its weights itself there is nothing to say."""
+    """What to open, and why where PATH leaves it open."""
 
     path: Path
     why: str | None = None  # the best, or the newest
@@ -26,8 +26,9 @@ def chosen(path: str) -> Chosen:
     """A run's weights; everything else as it is."""
     there = expanded(path)
     if not is_directory(there):
-        hub = path.startswith("modelscope:") or (path.count("/") == 1 and not path.startswith((".", "/")))
-        if not hub:
+        name = path.count("/") == 1 and not path.startswith((".", "/"))
+        beside_runs = any(there.parent.glob("*/config.yaml"))  # then it is no hub's name, but mistyped
+        if not path.startswith("modelscope:") and (not name or beside_runs):
             raise UserError(NOTHING, where=path, cure="check PATH")
         return Chosen(there)
     if is_adapter(there) or any((there / name).is_file() for name in ("config.json", "manifest.json")):

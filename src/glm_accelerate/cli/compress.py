@@ -11,7 +11,6 @@ HELP = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, NEW, and what is done."""
     parser.add_argument("path", metavar="MODEL", help="a model directory, or a run (its best weights)")
     parser.add_argument("out", metavar="NEW", help="a new directory")
     parser.add_argument(
@@ -23,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--keep-energy",
-        type=opening.amount(above=True),
+        type=opening.above_zero,
         default=1.0,
         metavar="SHARE",
         help="matrices become two thin ones with this share of their squared singular values (1: they stay)",
@@ -31,11 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compress, and say what is there now."""
     from functools import partial
-
-    from rich.console import Console
-    from rich.text import Text
 
     from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.export.compress import compress
@@ -44,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.models.shapes import shapes_of
     from glm_accelerate.models.weights import read_config
     from glm_accelerate.runtime.env import expanded
+    from glm_accelerate.runtime.screen import new_console, say
 
     made = export(
         chosen(args.path).path,
@@ -53,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
         change=partial(compress, share_qk=args.share_qk, keep_energy=args.keep_energy),
     )
     _, sizes, _ = read_config(made.path)
-    console = Console(soft_wrap=True)
     weights = f"{shapes_of(sizes).parameters / 1e6:,.4g} M weights"
-    console.print(Text(f"{weights} in {made.path}: {said_of(sizes) or 'no matrix gets smaller by it'}"))
+    say(new_console(), f"{weights} in {made.path}: {said_of(sizes) or 'no matrix gets smaller by it'}")
     return 0

@@ -6,27 +6,20 @@ HELP = "Turn pytorch_model*.bin into safetensors. Files that hold anything but t
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """DIR and OUT."""
     parser.add_argument("source", metavar="DIR", help="a model directory with pytorch_model*.bin")
     parser.add_argument("out", metavar="OUT", help="a new directory")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and say what is there now."""
-    from rich.console import Console
-    from rich.text import Text
-
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.export.convert import convert
     from glm_accelerate.runtime.env import expanded
+    from glm_accelerate.runtime.screen import new_console, say
     from glm_accelerate.runtime.words import amount
 
     with watching() as watch:
         made = convert(
-            expanded(args.source),
-            expanded(args.out),
-            lambda done, total: watch("weights", done, total),
+            expanded(args.source), expanded(args.out), lambda done, total: watch("weights", done, total)
         )
-    console = Console(soft_wrap=True)
-    console.print(Text(f"{made.tensors:,} tensors in {made.path}, {amount(made.bytes)}"))
+    say(new_console(), f"{made.tensors:,} tensors in {made.path}, {amount(made.bytes)}")
     return 0

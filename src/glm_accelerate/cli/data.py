@@ -31,7 +31,6 @@ PICTURES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, and which sample to show."""
     source.arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--sample", type=int, default=0, metavar="N", help="show training sample N (0)")
@@ -40,14 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare what is not cached, and print."""
-    from rich.console import Console
-
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.data.inputs import open_inputs
     from glm_accelerate.models.locate import locate
     from glm_accelerate.models.weights import read_config
     from glm_accelerate.plan.hardware import detect
     from glm_accelerate.plan.resolve import Ground, resolve
+    from glm_accelerate.runtime.screen import new_console, say
 
     config = source.config_from(args)
     directory = locate(config.model.path)
@@ -59,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= number < len(inputs.train):
         last = len(inputs.train) - 1
         raise UserError(f"there is no training sample {number}", where="--sample", cure=f"0 to {last}")
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console()
     for line in inputs.damages:
-        console.print(line, markup=False)
+        say(console, line)
     stores = {"train": inputs.train} | ({"dev": inputs.dev} if inputs.dev else {})
     for name, store in stores.items():
         show_counts(console, name, store)
@@ -98,90 +96,87 @@ def find_line(store: "Store", wanted: str) -> int:
 
 def show_counts(console: "Console", name: str, store: "Store") -> None:
     """Two lines a file."""
-    from rich.text import Text
+    from glm_accelerate.runtime.screen import say
 
     for part in store.parts:
         report = part.report
         weight = f", weight {part.weight:g}" if part.weight != 1 else ""
-        console.print(Text.assemble((name, "bold"), f"  {part.path}{weight}"))
-        said = f"{report.samples:,} samples, {report.tokens:,} tokens, {report.targets:,} of them learnt"
+        say(console, (name, "bold"), f"  {part.path}{weight}")
+        counts = f"{report.samples:,} samples, {report.tokens:,} tokens, {report.targets:,} of them learnt"
         left = f"{report.truncated:,} truncated, {sum(report.dropped.values()):,} left out"
-        console.print(Text(f"  {said}; {left}, {report.bad:,} lines unreadable"))
+        say(console, f"  {counts}; {left}, {report.bad:,} lines unreadable")
 
 
 def show_lengths(console: "Console", store: "Store") -> None:
     """Percentiles and a histogram."""
-    from rich.text import Text
-
     from glm_accelerate.data.measure import histogram, percentiles
+    from glm_accelerate.runtime.screen import say
 
-    said = ", ".join(f"{percent} % <= {length:,}" for percent, length in percentiles(store.lengths))
-    console.print(Text.assemble(("\nTokens in a training sample", "bold"), f"  {said}"))
+    shares = ", ".join(f"{percent} % <= {length:,}" for percent, length in percentiles(store.lengths))
+    say(console, ("\nTokens in a training sample", "bold"), f"  {shares}")
     bars = histogram(store.lengths)
     most = max(bar.samples for bar in bars)
     width = len(f"{bars[-1].last:,}")
     for bar in bars:
         lengths = f"{bar.first:>{width},} - {bar.last:>{width},}"
-        console.print(Text(f"{lengths} {_bar(bar.samples / most)} {bar.samples:,}"))
+        say(console, f"{lengths} {_bar(bar.samples / most)} {bar.samples:,}")
 
 
 def show_batching(console: "Console", store: "Store", plan: "RunPlan", batching: str) -> None:
     """How much of what would be computed is tokens, in steps and passes as the plan has them."""
-    from rich.text import Text
-
     from glm_accelerate.data.measure import useful_shares
+    from glm_accelerate.runtime.screen import say
 
     step = plan.step_samples or max(1, round((plan.step_tokens or 0) / float(store.lengths.mean())))
-    said = f"  steps of {step} samples; a bucket's width is a multiple of 64 or more, so that shapes are few"
-    console.print(Text.assemble(("\nUseful share of what is computed", "bold"), said), soft_wrap=True)
+    about = f"  steps of {step} samples; a bucket's width is a multiple of 64 or more, so that shapes are few"
+    say(console, ("\nUseful share of what is computed", "bold"), about)
     for useful in useful_shares(store.lengths, step, plan.micro_tokens):
         chosen = " <- this config" if useful.way.partition(",")[0] == batching else ""
         shares = f"{useful.share:.0%}, {1 - useful.share:.0%} wasted"
-        console.print(Text(f"{useful.way:<13} {_bar(useful.share)} {shares}{chosen}"))
+        say(console, f"{useful.way:<13} {_bar(useful.share)} {shares}{chosen}")
 
 
 def show_left_out(console: "Console", name: str, store: "Store") -> None:
-    """Each reason with its count and the first few lines it met."""
-    from rich.text import Text
+    """Each reason with its count and the first few lines with it."""
+    from glm_accelerate.runtime.screen import say
 
     report = store.report
     counts = {**report.dropped, "truncated": report.truncated, "unreadable": report.bad}
     for kind, count in counts.items():
         if not count:
             continue
-        console.print(Text(f"\n{name}: {count:,} {kind}", "bold yellow"))
+        say(console, f"\n{name}: {count:,} {kind}", style="bold yellow")
         for remark in report.remarks:
-            said, _, more = remark.reason.partition(": ")
-            if said == kind:
-                console.print(Text(f"  {remark.place} {visible(more)}".rstrip()))
+            reason, _, more = remark.reason.partition(": ")
+            if reason == kind:
+                say(console, f"  {remark.place} {visible(more)}".rstrip())
 
 
 def show_shared(console: "Console", train: "Store", dev: "Store") -> None:
     """Held-out samples that training sees say nothing about generalisation."""
-    from rich.text import Text
-
     from glm_accelerate.data.measure import shared
+    from glm_accelerate.runtime.screen import say
 
     pairs = shared(train, dev)
     if not pairs:
-        console.print(Text("\nNo dev sample is also a training sample.", "green"))
+        say(console, "\nNo dev sample is also a training sample.", style="green")
         return
     head = f"\n{len(pairs):,} of {len(dev):,} dev samples are also training samples: their loss flatters"
-    console.print(Text(head, "bold yellow"))
+    say(console, head, style="bold yellow")
     for at_dev, at_train in pairs[:5]:
-        console.print(Text(f"  {dev[at_dev].place} = {train[at_train].place}"))
+        say(console, f"  {dev[at_dev].place} = {train[at_train].place}")
 
 
 def show_sample(console: "Console", number: int, sample: "Sample", tokenizer: "Tokenizer") -> None:
     """One sample as the model reads it."""
-    from rich.text import Text
+    from glm_accelerate.runtime.screen import say
 
     coloured = console.color_system is not None
     how = "in green" if coloured else "between ⟦ and ⟧"
     learnt = f"{int(sample.targets.sum()):,} of them learnt: {how}, line ends as ↵"
     head = f"  {sample.place}, {len(sample):,} tokens, {learnt}"
-    console.print(Text.assemble((f"\nSample {number}", "bold"), head))
-    console.print(render(sample, tokenizer, coloured=coloured))
+    say(console, (f"\nSample {number}", "bold"), head)
+    console.print(render(sample, tokenizer, coloured=coloured), soft_wrap=True)  # no space is lost
 
 
 def render(sample: "Sample", tokenizer: "Tokenizer", *, coloured: bool) -> "Text":
@@ -192,23 +187,23 @@ def render(sample: "Sample", tokenizer: "Tokenizer", *, coloured: bool) -> "Text
     text = Text()
     cuts = np.flatnonzero(np.diff(sample.targets)) + 1
     for tokens, learnt in zip(np.split(sample.tokens, cuts), np.split(sample.targets, cuts), strict=True):
-        said = visible(tokenizer.decode(tokens.tolist(), skip_special=False))
+        words = visible(tokenizer.decode(tokens.tolist(), skip_special=False))
         if not learnt[0]:
-            text.append(said)
+            text.append(words)
             continue
         # A line end has no colour of its own, and GLM-4 has to learn the one after <|assistant|>.
-        said = said.replace("\n", "↵\n")
-        text.append(said if coloured else f"⟦{said}⟧", LEARNT)
+        words = words.replace("\n", "↵\n")
+        text.append(words if coloured else f"⟦{words}⟧", LEARNT)
     return text
 
 
 def visible(text: str) -> str:
-    """What stands in data must not reach the terminal as a command: control characters get their pictures."""
+    """Text with pictures of its control characters, which must not reach the terminal as commands."""
     return text.translate(PICTURES)
 
 
 def _bar(share: float) -> str:
-    """Eighths of a character."""
+    """A bar in eighths of a character."""
     eighths = round(share * BAR_WIDTH * 8)
     bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return bar or ("▏" if share else "")

@@ -11,7 +11,6 @@ HELP = "Train a tiny GLM on generated data in about two minutes, from nothing to
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to put it, and for how long."""
     parser.add_argument(
         "--run",
         type=opening.directory,
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def new_directory(given: Path | None) -> Path:
-    """Never one with something in it: a second demo must not touch what the first one left."""
+    """Never one with something in it: a second demo must not touch what the first one wrote."""
     if given is None:
         names = ("runs/demo" if number == 1 else f"runs/demo-{number}" for number in count(1))
         return next(path for path in map(Path, names) if not _taken(path))

@@ -56,7 +56,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: how it stands, what it is, what was found, and the command that mends it."""
+    """One line: whether it is good, what it is about, what was found, and the command that mends it."""
 
     state: Literal["good", "note", "bad"]
     name: str
@@ -65,12 +65,11 @@ class Finding:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG may be left out."""
     source.arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings, then the proofs; 2 if anything has to be mended."""
+    """Print the findings, then the proofs of a config; 2 if anything has to be mended."""
     config = source.config_from(args) if source.is_given(args) else None  # its mistakes come first
 
     from rich.console import Console
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
-    """Everything but the proofs, from facts alone."""
+    """All findings about the machine that follow from these facts."""
     yield Finding("good", "python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
     yield Finding("good", "glm-accelerate", version("glm-accelerate"))
     for package in NEEDED:
@@ -105,11 +104,11 @@ def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
     yield memory(hardware, holders)
     if hardware.bf16:
         yield Finding("good", "bfloat16", "in hardware")
+    elif hardware.device == "cpu":
+        yield Finding("note", "bfloat16", "emulated: correct, but slow", "precision.compute=float32")
     else:
-        found, cure = "emulated: correct, but slow", "precision.compute=float32"
-        if hardware.device != "cpu":
-            found, cure = "not in hardware: float16 takes its place", "a GPU from Ampere on has it"
-        yield Finding("note", "bfloat16", found, cure)
+        found = "not in hardware: float16 takes its place"
+        yield Finding("note", "bfloat16", found, "a GPU from Ampere on has it")
     yield cpp()
     for requirement in requires("glm-accelerate") or ():
         if (named := EXTRA.fullmatch(requirement)) and named[3] in EXTRAS:
@@ -117,7 +116,7 @@ def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
 
 
 def extra(name: str, package: str, oldest: str) -> Finding:
-    """A package that one feature alone needs."""
+    """The finding about a package that only one feature needs."""
     purpose, cure = EXTRAS[name], f'pip install --upgrade "glm-accelerate[{name}]"'
     try:
         has = version(package)
@@ -157,9 +156,8 @@ def driver(hardware: "Hardware") -> Finding:
     oldest = OLDEST_DRIVER.get(int(built.split(".")[0]))
     if has is not None and oldest is not None and tuple(map(int, has.split(".")[:2])) < oldest:
         cure = f"update the driver to {oldest[0]}.{oldest[1]} or later, or install torch for an older CUDA"
-        return Finding(
-            "bad", "CUDA", f"driver {has} is too old for CUDA {built}, which torch is built for", cure
-        )
+        found = f"driver {has} is too old for CUDA {built}, which torch is built for"
+        return Finding("bad", "CUDA", found, cure)
     if hardware.device == "cpu":
         hidden = visible_devices()
         cure = f"CUDA_VISIBLE_DEVICES is `{hidden}`" if hidden is not None else "look at nvidia-smi"
@@ -216,19 +214,20 @@ def _tested(package: str) -> str:
 
 
 def _numbers(written: str) -> list[int]:
-    """A version, to be compared."""
+    """The first numbers of a version, to be compared."""
     return [int(number) for number in re.findall(r"\d+", written)[:3]]
 
 
 def _show(findings: list[Finding], console: "Console") -> None:
-    """Cures stand on lines of their own, as they are typed, whatever the width."""
+    """Cures are on lines of their own, which can be copied at any width."""
     from rich.text import Text
+
+    from glm_accelerate.runtime.screen import say
 
     marks = {"good": ("ok", "green"), "note": ("note", "yellow"), "bad": ("mend", "bold red")}
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark, style = marks[finding.state]
-        line = Text.assemble((f"{mark:4}", style), f" {finding.name:{width}} {finding.found}")
-        console.print(line, soft_wrap=True)
+        say(console, (f"{mark:4}", style), f" {finding.name:{width}} {finding.found}")
         if finding.cure:
             console.print(Text(f"{'':{width + 6}}{finding.cure}", "cyan"), soft_wrap=True)

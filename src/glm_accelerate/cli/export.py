@@ -12,7 +12,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH, OUT, and in which form."""
     parser.add_argument("path", metavar="PATH", help="a run (its best weights), a checkpoint or an adapter")
     parser.add_argument("out", metavar="OUT", help="a new directory")
     parser.add_argument(
@@ -32,13 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write, and say what is there now."""
     import torch
-    from rich.console import Console
-    from rich.text import Text
 
     from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.export.export import export
+    from glm_accelerate.runtime.screen import new_console, say
 
     weights = chosen(args.path)
     made = export(
@@ -52,15 +49,14 @@ def run(args: argparse.Namespace) -> int:
     size = sum(path.stat().st_size for path in made.path.iterdir())
     why = f" ({weights.why})" if weights.why else ""
     step = "" if made.step is None else f" of step {made.step:,}{why}"
-    console = Console(soft_wrap=True)
-    console.print(Text.assemble((made.kind, "bold"), f"{step} in {made.path}, {amount(size)}"))
+    console = new_console()
+    say(console, (made.kind, "bold"), f"{step} in {made.path}, {amount(size)}")
     for one in weights.passed_over:
-        console.print(Text(one, "yellow"))
+        say(console, one, style="yellow")
     if made.kind == "adapter":
-        console.print(Text("It needs its base model beside it; --merge writes one model of both.", "dim"))
+        say(console, "It needs its base model beside it; --merge writes one model of both.", style="dim")
     if made.missing:
-        named = ", ".join(made.missing)
-        console.print(
-            Text(f"Its configs name {named}, which the base model's directory lacks: copy it in.", "yellow")
-        )
+        missing = ", ".join(made.missing)
+        line = f"Its configs name {missing}, which the base model's directory lacks: copy it in."
+        say(console, line, style="yellow")
     return 0

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from glm_accelerate.evaluate.protocol.messages import to_json
 from glm_accelerate.observe.figures import FEWEST_TO_COMPARE, above_zero, compared, metric
+from glm_accelerate.runtime.screen import say
 
 if TYPE_CHECKING:
     from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings
@@ -27,7 +28,6 @@ COLUMNS = ("metric", "value", "95 % interval", "samples")
 
 
 def show(findings: "Findings", console: Console) -> None:
-    """For a person."""
     result = findings.result
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
@@ -45,11 +45,10 @@ def show(findings: "Findings", console: Console) -> None:
         table.add_row(Text(name), metric(value), _between(result.intervals.get(name), metric), answered)
     console.print(table)
     for line in _words(result):
-        console.print(Text(line), soft_wrap=True, highlight=False)
+        say(console, line)
 
 
 def as_json(findings: "Findings", path: str) -> str:
-    """For a program."""
     fields, by = to_json(findings.result), dict(findings.result.by)
     fields |= {"by": by, "answers": len(findings.predictions)}
     if (difference := by.pop(FLOAT32, None)) is not None:

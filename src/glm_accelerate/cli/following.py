@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from glm_accelerate.cli import opening
@@ -19,36 +18,37 @@ from glm_accelerate.evaluate.protocol.evaluator import (
     ignore,
 )
 from glm_accelerate.evaluate.protocol.ledger import read, waiting
-from glm_accelerate.evaluate.protocol.messages import Examiner, parse_stem
+from glm_accelerate.evaluate.protocol.messages import parse_stem
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.observe.figures import evaluation
-from glm_accelerate.parallel.ranks import Ranks, joined
+from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.screen import say
 
 
 def follow_run(run: Path, args: argparse.Namespace) -> None:
     """Evaluate its requests until the run is finished, and report each on stderr."""
     console, results = Console(stderr=True), set[int]()
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     def report(line: str) -> None:
         word, _, stem = line.partition(" ")
         result, parsed = read(run, stem), parse_stem(stem)
         if word == "claimed" and parsed is not None:
-            say(f"step {parsed[0]:,}: evaluating")
+            say(console, f"step {parsed[0]:,}: evaluating")
         elif result is not None:
             results.add(result.step)
-            say(evaluation(result.event(), whole=result.exam_id != examiner.exam_id))
+            say(console, evaluation(result.event(), whole=result.exam_id != examiner.exam_id))
 
     if not (args.trust or args.build):
         require_trust(run / "config.yaml", config_and_plan(run)[0].evaluate.metrics)
     with joined() as ranks:
         device = opening.device_from(args)
-        examiner = _examiner(run, args, device, ranks)
+        if args.build:
+            examiner = build_examiner(args.build, str(run))
+        else:
+            examiner = glm_examiner(run, device, ranks, opening.base_from(args))
         if ranks.first:
-            say(f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
+            say(console, f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
         on_message = report if ranks.first else ignore
         options = FollowOptions(args.once, evaluates_all(run), strict=True, on_message=on_message)
         try:
@@ -56,13 +56,7 @@ def follow_run(run: Path, args: argparse.Namespace) -> None:
         except RanksOutOfStep as error:
             raise UserError(f"this evaluator can answer no more: {error}", cure="start it again") from error
         if ranks.first:
-            say("all is answered" if args.once else "the run is finished, and all is answered")
+            say(console, "all is answered" if args.once else "the run is finished, and all is answered")
             taken_over = {event.get("step") for event in read_events(run / "evals.jsonl")}
             if finished(run) and not results <= taken_over:
-                say("run the same train again to take these results over (it names the best)")
-
-
-def _examiner(run: Path, args: argparse.Namespace, device: torch.device, ranks: Ranks) -> Examiner:
-    if args.build:
-        return build_examiner(args.build, str(run))
-    return glm_examiner(run, device, ranks, opening.base_from(args))
+                say(console, "run the same train again to take these results over (it names the best)")

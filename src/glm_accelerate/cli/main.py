@@ -6,22 +6,27 @@ Neither torch nor the config schema is imported here or by a verb's `--help`: th
 import argparse
 import difflib
 import errno
-import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import NoReturn, Protocol, cast
 
 from glm_accelerate.runtime.env import few_kernels, one_range, share_cores, use_utf8
 from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.streams import outlive_readers
 
-ROOM, LET = "make room, then run the same again", "let this user read and write there, or name another place"
-REFUSED = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: LET, errno.EACCES: LET, errno.EPERM: LET}
+MAKE_ROOM = "make room, then run the same again"
+ALLOW = "let this user read and write there, or name another place"
+CURES = {
+    errno.ENOSPC: MAKE_ROOM,
+    errno.EDQUOT: MAKE_ROOM,
+    errno.EROFS: ALLOW,
+    errno.EACCES: ALLOW,
+    errno.EPERM: ALLOW,
+}
 
 VERBS = {
     "demo": "train a tiny GLM on generated data in two minutes, from nothing to a correct answer",
@@ -50,57 +55,50 @@ class Verb(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """Its complaints are the user's to mend, in one line like all others."""
+    """Reports mistakes in one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, where=self.prog, cure=f"{self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script; the answer is the exit code."""
+    """The console script; returns its exit code."""
     if argv is None:
         use_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
-    return answer(lambda: _dispatch(words))
+    return exit_code(lambda: _dispatch(words))
 
 
-def answer(act: Callable[[], int]) -> int:
-    """The exit code of `act`, whatever it comes to; what went wrong is said in one line."""
+def exit_code(act: Callable[[], int]) -> int:
+    """The exit code of `act`, whatever happens in it; what goes wrong is reported in one line."""
     outlive_readers()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a GBK terminal has no check mark: no reason to end a run
     try:
         code = act()
         sys.stdout.flush()
     except UserError as error:
         if not error.reported:
-            _say_error(str(error))
+            _report(str(error))
         return ExitCode.USERS_INPUT
     except KeyboardInterrupt:
-        _say("stopped")
+        sys.stderr.write("stopped\n")
         return ExitCode.STOPPED
     except Exception as error:  # noqa: BLE001  # the last line of defence: anything here is a bug of ours
-        if isinstance(error, OSError) and (said := refused(error)) is not None:
-            _say_error(str(said))
+        if isinstance(error, OSError) and (refusal := _refusal(error)) is not None:
+            _report(str(refusal))
             _give_up_output()
             return ExitCode.USERS_INPUT
         traceback.print_exc()
-        _say_error("this is a bug in glm-accelerate, not your mistake: please report it with the lines above")
+        _report("this is a bug in glm-accelerate, not your mistake: please report it with the lines above")
         return ExitCode.OUR_BUG
     return code
 
 
-def refused(error: OSError) -> UserError | None:
+def _refusal(error: OSError) -> UserError | None:
     """What to mend, if a disk or its rights are in the way: full, over quota, read-only, not ours."""
-    cure = REFUSED.get(error.errno or 0)
-    if cure is None or (cure == LET and error.filename is None):  # of no file: not about a disk
+    cure = CURES.get(error.errno or 0)
+    if cure is None or (cure == ALLOW and error.filename is None):  # of no file: not about a disk
         return None
     return UserError(error.strerror or str(error), where=error.filename, cure=cure)
-
-
-def verbs() -> dict[str, str]:
-    """The verbs that are there, and one line about each."""
-    return {verb: line for verb, line in VERBS.items() if find_spec(f"glm_accelerate.cli.{verb}")}
 
 
 def _dispatch(words: list[str]) -> int:
@@ -111,9 +109,9 @@ def _dispatch(words: list[str]) -> int:
     if name == "--version":
         sys.stdout.write(f"glm-accelerate {version('glm-accelerate')}\n")
         return ExitCode.DONE
-    if name not in verbs():
-        close = difflib.get_close_matches(name, list(verbs()), n=1)
-        cure = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(verbs())}"
+    if name not in VERBS:
+        close = difflib.get_close_matches(name, VERBS, n=1)
+        cure = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(VERBS)}"
         raise UserError(f"there is no verb `{name}`", cure=cure)
     share_cores()
     one_range()
@@ -125,50 +123,35 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {verb:<12} {line}" for verb, line in verbs().items()]
-    return "\n".join(
-        [
-            "usage: glm-accelerate VERB ...",
-            "",
-            "Train GLM models several times faster than the stock scripts, in less memory.",
-            "",
-            *lines,
-            "",
-            "glm-accelerate VERB --help says more. Exit codes: 0 done, 1 our bug, 2 something to mend in",
-            "what was given, 75 stopped with everything saved: run it again to go on.",
-            "",
-        ]
-    )
+    verbs = "\n".join(f"  {verb:<12} {line}" for verb, line in VERBS.items())
+    return f"""\
+usage: glm-accelerate VERB ...
+
+Train GLM models several times faster than the stock scripts, in less memory.
+
+{verbs}
+
+glm-accelerate VERB --help says more. Exit codes: 0 done, 1 our bug, 2 something to mend in
+what was given, 75 stopped with everything saved: run it again to go on.
+"""
 
 
-def _say_error(message: str) -> None:
-    """One line in red (where the terminal has colours), whatever the message contains."""
+def _report(message: str) -> None:
+    """One line in red. Whatever file name or content it quotes cannot move the cursor or add a line."""
     from rich.console import Console
-    from rich.text import Text
 
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(Text.assemble(("error: ", "bold red"), (_one_line(message), "red")))
+    from glm_accelerate.runtime.screen import say
 
-
-def _one_line(message: str) -> str:
-    """A file's name or content may be quoted in a message: it must not move the cursor or forge a line."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+    say(Console(stderr=True), ("error: ", "bold red"), (line, "red"))
 
 
 def _give_up_output() -> None:
-    """What still waits to be printed on a full disk: Python would complain of it again when it exits."""
+    """Drop what still waits to be printed on a full disk: Python would complain of it again when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
-        _to_nowhere()
-
-
-def _to_nowhere() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

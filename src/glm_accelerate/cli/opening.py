@@ -1,4 +1,4 @@
-"""What verbs that open a model have in common: PATH, --base, and words that are checked before it is read."""
+"""Arguments that several verbs have: PATH, --base, --device, and the types of numbers and directories."""
 
 import argparse
 import math
@@ -11,11 +11,8 @@ from glm_accelerate.runtime.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from glm_accelerate.assemble.model import Opened
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """PATH, and the base model where PATH is an adapter."""
     parser.add_argument(
         "path",
         metavar="PATH",
@@ -36,28 +33,30 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def amount(*, least: float = 0.0, above: bool = False) -> Callable[[str], float]:
-    """The type of an argument that is a finite number from `least` on, or only above it."""
+def from_zero(text: str) -> float:
+    """The type of an argument that is a finite number from 0 on."""
+    number = _number(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number from 0 on")
+    return number
 
-    def read(text: str) -> float:
-        number = _number(text)
-        if not math.isfinite(number) or number < least or (above and number == least):
-            wanted = f"above {least:g}" if above else f"from {least:g} on"
-            raise argparse.ArgumentTypeError(f"{text} is not a finite number {wanted}")
-        return number
 
-    return read
+def above_zero(text: str) -> float:
+    """The type of an argument that is a finite number above 0."""
+    number = _number(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
+    return number
 
 
 def directory(text: str) -> Path:
-    """The type of an argument that names one: nothing is no name, as where a shell's variable is not set."""
+    """The type of an argument that names a directory: an empty one is a shell's variable that is not set."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty: a shell's variable that is not set?")
     return Path(text)
 
 
 def base(parser: argparse.ArgumentParser) -> None:
-    """For directories that don't say it themselves, or that were moved."""
     parser.add_argument(
         "--base",
         metavar="DIR",
@@ -86,16 +85,9 @@ def device_from(args: argparse.Namespace) -> "torch.device":
     return device
 
 
-def open_from(args: argparse.Namespace, path: Path) -> "Opened":
-    """The model, merged, on the fastest device here."""
-    from glm_accelerate.assemble.model import open_model
-    from glm_accelerate.runtime.device import take_device
-
-    return open_model(path, base=base_from(args), device=take_device(None), merged=True)
-
-
 def _number(text: str) -> float:
+    """NaN for what is no finite number."""
     try:
-        return float(text)
+        return float(text) if math.isfinite(float(text)) else math.nan
     except ValueError:
         return math.nan

@@ -22,7 +22,6 @@ HELP = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, for which devices, and the form of the answer."""
     source.arguments(parser)
     parser.add_argument(
         "--gpu",
@@ -35,11 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens-per-second",
-        type=opening.amount(above=True),
+        type=opening.above_zero,
         metavar="N",
         help="what `bench step` measured on one device",
     )
-    parser.add_argument("--price", type=opening.amount(), metavar="P", help="price of one device for an hour")
+    parser.add_argument(
+        "--price", type=opening.from_zero, metavar="P", help="price of one device for an hour"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON, the way a run directory keeps it")
 
 

@@ -14,12 +14,12 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
 
+from glm_accelerate.runtime.screen import say
 from glm_accelerate.runtime.words import amount
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -28,14 +28,16 @@ Watch = Callable[[str, int, int], None]  # what, how much is done, of how much; 
 Words = Callable[[str, int, int, float], str]  # the same, and how much a second
 
 
-def watching(given: Console | None = None) -> "AbstractContextManager[Watch]":
+def watching() -> AbstractContextManager[Watch]:
     """Yields the function to tell of bytes. Nothing is shown for what is done at once."""
-    return _showing(given, "preparing ", in_bytes, BytesColumn())
+    return _showing(Console(stderr=True), "preparing ", in_bytes, BytesColumn())
 
 
-def counting(given: Console | None = None) -> "AbstractContextManager[Watch]":
-    """Yields the function to tell of things. Nothing is shown for what is done at once."""
-    return _showing(given, "", in_numbers, MofNCompleteColumn())
+def counting(console: Console | None = None, *, named: bool = False) -> AbstractContextManager[Watch]:
+    """Yields the function to tell of things. Nothing is shown for what is done at once. `named`: without a
+    terminal whatever begins has a line of its own.
+    """
+    return _showing(console or Console(stderr=True), "", in_numbers, MofNCompleteColumn(), named=named)
 
 
 def in_bytes(what: str, done: int, total: int, rate: float) -> str:
@@ -68,61 +70,54 @@ class Lines:
         self._console, self._words, self._seconds, self._clock = console, words, seconds, clock
         self._named = named
         self._began: dict[str, float] = {}
-        self._said = clock()
+        self._last_line = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if not total or (self._named and what not in self._began):
-            _name(self._console, what)
+            say(self._console, f"{what} ...", style="dim")
         if not total:
             return
         now = self._clock()
         began = self._began.setdefault(what, now)
-        if now - self._said < self._seconds or not done or now == began:
+        if now - self._last_line < self._seconds or not done or now == began:
             return
-        self._said = now
+        self._last_line = now
         rate = done / (now - began)
         left = timedelta(seconds=round((total - done) / rate))
-        line = f"{self._words(what, done, total, rate)}, {left} left"
-        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _name(console: Console, what: str) -> None:
-    """Of what cannot be counted."""
-    console.print(f"{what} ...", style="dim", highlight=False, soft_wrap=True, markup=False)
+        say(self._console, f"{self._words(what, done, total, rate)}, {left} left")
 
 
 @contextmanager
 def _showing(
-    given: Console | None, verb: str, words: Words, *figures: ProgressColumn
-) -> Generator[Watch, None, None]:
-    console = given or Console(stderr=True)
+    console: Console, verb: str, words: Words, figures: ProgressColumn, *, named: bool = False
+) -> Generator[Watch]:
     if not console.is_terminal:
-        yield Lines(console, words)
+        yield Lines(console, words, named=named)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeRemainingColumn())
-    bars: Progress | None = None
-    tasks: dict[str, TaskID] = {}
+    bar: Progress | None = None
+    shown = ""
 
     def watch(what: str, done: int, total: int) -> None:
-        nonlocal bars
+        nonlocal bar, shown
         if not total:
-            _name(console, what)
+            say(console, f"{what} ...", style="dim")
             return
-        if bars is None and done < total:
-            bars = Progress(*columns, console=console, transient=True)
-            bars.start()
-            tasks.clear()
-        if bars is None:
-            return
-        if what not in tasks:
-            tasks[what] = bars.add_task(f"{verb}{what}", total=total)
-        bars.update(tasks[what], completed=done, total=total)
-        if bars.finished:  # the terminal is free again for what follows
-            bars.stop()
-            bars = None
+        if bar is not None and what != shown:
+            bar.stop()
+            bar = None
+        if bar is None and done < total:
+            columns = (TextColumn("{task.description}"), BarColumn(), figures, TimeRemainingColumn())
+            bar, shown = Progress(*columns, console=console, transient=True), what
+            bar.add_task(f"{verb}{what}")
+            bar.start()
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done, total=total)
+            if bar.finished:  # the terminal is free again for what follows
+                bar.stop()
+                bar = None
 
     try:
         yield watch
     finally:
-        if bars is not None:
-            bars.stop()
+        if bar is not None:
+            bar.stop()

@@ -14,7 +14,6 @@ NEEDED = "a config is needed: CONFIG, preset:NAME, or --stock-config YAML DATA_D
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG with its overrides, and --stock-config in its place."""
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, or preset:NAME")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="values that replace what the config says"
@@ -40,7 +39,7 @@ def is_given(args: argparse.Namespace) -> bool:
 
 
 def config_from(args: argparse.Namespace) -> "RunConfig":
-    """Read what the arguments name, and show what became of each key of a stock file."""
+    """The config that the arguments name. Of a stock file it shows what became of each key."""
     from glm_accelerate.config.load import load_config, override
 
     words = _words(args)
@@ -80,20 +79,16 @@ def _is_override(word: str) -> bool:
 
 def _show_notes(source: str, notes: "tuple[Note, ...]") -> None:
     """On stderr, as stdout is the verb's own. Keys from which nothing follows come last, by their reason."""
-    from rich.console import Console
-    from rich.text import Text
+    from glm_accelerate.runtime.screen import new_console, say
 
-    lines = [Text(f"{source}, as it is read here", "bold")]
+    console = new_console(stderr=True)
+    say(console, f"{source}, as it is read here", style="bold")
     silent: dict[str, list[str]] = {}
     for note in notes:
         name = note.key.split(".")[-1]
         if note.ours:
-            lines.append(
-                Text.assemble(f"  {name} -> {note.ours}", (f"  {note.why}" if note.why else "", "dim"))
-            )
+            say(console, f"  {name} -> {note.ours}", (f"  {note.why}" if note.why else "", "dim"))
         else:
             silent.setdefault(note.why, []).append(name)
-    lines += [Text(f"  {', '.join(names)}: {why}", "dim") for why, names in silent.items()]
-    console = Console(stderr=True, soft_wrap=True)
-    for line in lines:
-        console.print(line)
+    for why, names in silent.items():
+        say(console, f"  {', '.join(names)}: {why}", style="dim")

@@ -1,18 +1,23 @@
-"""`train CONFIG`: train, or go on where the run stopped; with `--nproc N` in N processes on this machine."""
+"""`train CONFIG`: train, or go on where the run stopped; with `--nproc N` in N processes on this machine, of
+which only the first prints.
+"""
 
 import argparse
+import os
+import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import opening, source
+from glm_accelerate.cli import main, opening, source
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, UserError
 from glm_accelerate.training.mismatch import EVERY
 from glm_accelerate.training.stop import stopping_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from rich.console import Console
 
@@ -20,7 +25,6 @@ HELP = "Train as a config says. Run the same command again to go on where it sto
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG, where to run, and where to begin."""
     source.arguments(parser)
     parser.add_argument(
         "--run",
@@ -69,7 +73,7 @@ def _train(args: argparse.Namespace) -> int:
         raise UserError(f"--nproc is {args.nproc}, expected 1 or more")
     if args.accept:  # `--accept order schedule` and `--accept order,schedule` are meant so, too
         args.accept = [
-            *(name for said in args.accept for name in said.split(",")),
+            *(name for names in args.accept for name in names.split(",")),
             *(word for word in args.overrides if word in EVERY),
         ]
         args.overrides = [word for word in args.overrides if word not in EVERY]
@@ -79,10 +83,8 @@ def _train(args: argparse.Namespace) -> int:
     config = source.config_from(args)  # its mistakes are shown before torch is loaded
     directory = args.run or Path("runs") / source.name_from(args)
     if args.nproc > 1:
-        from glm_accelerate.cli.ranks import RankTask, start_ranks
-
         ranks, args.run, args.nproc = args.nproc, directory, 1
-        return start_ranks(RankTask(run, args), ranks, directory)
+        return _start_ranks(args, ranks)
 
     from rich.console import Console
 
@@ -97,7 +99,7 @@ def _train(args: argparse.Namespace) -> int:
     console = Console()
     start = Start(args.resume, args.init_from, EVERY if args.accept_changes else frozenset(args.accept))
     try:
-        with watching(Console(stderr=True)) as watch:
+        with watching() as watch:
             result = train(
                 config,
                 directory,
@@ -109,11 +111,11 @@ def _train(args: argparse.Namespace) -> int:
                 ),
             )
     except ConfigChanged as error:
-        _show([(change.key, change.then, change.now, change.flag) for change in error.changes], console)
+        _show_changes(((one.key, one.then, one.now, one.flag) for one in error.changes), console)
         raise
     except Mismatched as error:
-        rows = [(one.name, one.then, one.now, one.flag or one.consequence) for one in error.mismatches]
-        _show(rows, console)
+        rows = ((one.name, one.then, one.now, one.flag or one.consequence) for one in error.mismatches)
+        _show_changes(rows, console)
         raise
     if result.done:
         return 0
@@ -121,7 +123,7 @@ def _train(args: argparse.Namespace) -> int:
     return ExitCode.STOPPED
 
 
-def _show(rows: "Sequence[tuple[object, ...]]", console: "Console") -> None:
+def _show_changes(rows: "Iterable[tuple[object, ...]]", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -129,3 +131,56 @@ def _show(rows: "Sequence[tuple[object, ...]]", console: "Console") -> None:
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table)
+
+
+def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
+    """The exit code of all ranks together."""
+    from glm_accelerate.checkpoint.find import published
+    from glm_accelerate.checkpoint.format import step_of
+    from glm_accelerate.parallel.launch import LIBRARIES, launch
+
+    def saved() -> int:
+        newest = next(iter(published(args.run)), None)
+        return 0 if newest is None else step_of(newest.name) or 0
+
+    def load() -> None:
+        for name in ("glm_accelerate.training.run", *LIBRARIES):
+            import_module(name)
+
+    return launch(one_rank, args, ranks, saved, ExitCode.USERS_INPUT, load)
+
+
+def one_rank(args: argparse.Namespace) -> int:
+    """`train` in a process of its own. Whatever goes wrong ends it, or the others would wait for ever; where
+    another rank reports what it is, that rank's exit code counts.
+    """
+    from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
+
+    place = launched()
+    rank = 0 if place is None else place.rank
+    if rank:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    reported = False
+
+    def act() -> int:
+        nonlocal reported
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
+            return run(args)
+        except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
+            sys.exit(128 + signal.SIGINT)
+        except UserError as error:
+            reported = error.reported
+            raise
+        except FirstFailed:
+            reported = True
+            return ExitCode.OUR_BUG
+        except RuntimeError as error:
+            if not peer_ended(error):
+                raise
+            sys.stderr.write(f"rank {rank}: ended because another rank did\n")
+            reported = True
+            return ExitCode.OUR_BUG
+
+    code = main.exit_code(act)
+    return ExitCode.AFTER_ANOTHER if reported else code

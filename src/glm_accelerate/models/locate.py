@@ -33,11 +33,11 @@ def _from_hugging_face(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=FILES, local_files_only=offline()))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"neither a directory here nor to be had from Hugging Face: {first}",
-            where=name,
-            cure="download it and give its directory, or try modelscope:NAME",
-        ) from error
+        cure = "download it and give its directory, or try modelscope:NAME"
+        if offline():
+            cure += "; nothing is fetched while HF_HUB_OFFLINE or GLM_ACCELERATE_OFFLINE is set"
+        what = f"neither a directory here nor to be had from Hugging Face: {first}"
+        raise UserError(what, where=name, cure=cure) from error
 
 
 def _from_modelscope(name: str) -> Path:

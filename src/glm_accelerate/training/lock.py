@@ -4,10 +4,11 @@ import fcntl
 import os
 import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.directory import make_ready
 
@@ -37,5 +38,22 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
 
 def take_lock(run: Path, held: ExitStack) -> None:
     """Of a directory that can be written, for as long as the stack holds it."""
+    new = not run.exists()
     make_ready(run)
     held.enter_context(only_trainer(run))
+    if new:
+        held.enter_context(_left_only_if_begun(run))
+
+
+@contextmanager
+def _left_only_if_begun(run: Path) -> Generator[None]:
+    """A start that is refused before the run has anything of its own leaves no directory behind."""
+    try:
+        yield
+    except UserError:
+        if sorted(path.name for path in run.iterdir()) == [FOLDER, "lock"]:
+            with suppress(OSError):  # there is a checkpoint
+                (run / FOLDER).rmdir()
+                (run / "lock").unlink()
+                run.rmdir()
+        raise

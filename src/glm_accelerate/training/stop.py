@@ -80,4 +80,5 @@ class StopRequest:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self._reason is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._reason = signal.Signals(number).name
+        if self._reason is None:  # the launcher answers a Ctrl-C, which ranks hear too, by SIGTERM
+            self._reason = signal.Signals(number).name

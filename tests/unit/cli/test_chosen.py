@@ -44,3 +44,12 @@ def test_what_may_be_a_hubs_name_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     with pytest.raises(UserError, match="no checkpoint here"):
         chosen(str(tmp_path))
+
+
+def test_a_mistyped_run_beside_others_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert chosen("runs/mine") == Chosen(Path("runs/mine"))
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/config.yaml").touch()
+    with pytest.raises(UserError, match=r"runs/mien: no run.*is here \(check PATH\)"):
+        chosen("runs/mien")

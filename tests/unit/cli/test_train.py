@@ -76,6 +76,14 @@ def test_several_changes_are_accepted_in_any_form(
     assert accepted == [frozenset({"order", "schedule"})]
 
 
+def test_a_refused_start_leaves_no_directory_but_one_that_was_there(config: str) -> None:
+    assert main(["train", config, "--run", "runs/new"]) == 2
+    assert not Path("runs/new").exists()
+    Path("mine").mkdir()
+    assert main(["train", config, "--run", "mine"]) == 2
+    assert Path("mine").is_dir()
+
+
 def test_help_names_what_can_be_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
