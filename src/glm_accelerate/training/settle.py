@@ -108,10 +108,8 @@ def settle(
     ranks.decide(lambda: require_packages(config.observe.sinks))
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
-    if source is None:
-        ranks.decide(
-            lambda: weight_files(model_dir) and None
-        )  # whose lack is told before anything takes long
+    if source is None:  # a model without weights is refused before anything takes long
+        ranks.decide(lambda: weight_files(model_dir) and None)
     ranks.doing.phase = "preparing data"
     mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).damages)
     place = launched()
