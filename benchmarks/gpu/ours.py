@@ -28,7 +28,7 @@ from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.optim.mover import mover_of
-from glm_accelerate.plan.flops import Trained, step_flops
+from glm_accelerate.plan.cost import Trained, step_flops
 from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.training.passes import WholeModel
 from glm_accelerate.training.step import train_step

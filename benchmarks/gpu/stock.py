@@ -27,7 +27,7 @@ from benchmarks.race.samples import Tokens
 from benchmarks.race.stock import Watch, row, with_lora
 from glm_accelerate.bench.peak import peak
 from glm_accelerate.models.families import family_of
-from glm_accelerate.plan.flops import Trained, step_flops
+from glm_accelerate.plan.cost import Trained, step_flops
 
 IGNORED = -100
 

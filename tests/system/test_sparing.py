@@ -10,8 +10,9 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.plan.ground import ground_of
 from glm_accelerate.plan.hardware import detect
-from glm_accelerate.plan.resolve import ground_of, resolve
+from glm_accelerate.plan.resolve import resolve
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.training.run import train
 from glm_accelerate.training.settle import Start

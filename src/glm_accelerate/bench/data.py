@@ -18,8 +18,9 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.observe.chart import Bar
+from glm_accelerate.plan.ground import Ground
 from glm_accelerate.plan.hardware import detect
-from glm_accelerate.plan.resolve import Ground, order_of, resolve
+from glm_accelerate.plan.resolve import order_of, resolve
 from glm_accelerate.runtime.env import cores, expanded
 from glm_accelerate.runtime.words import amount, duration, number
 

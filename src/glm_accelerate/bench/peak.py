@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from glm_accelerate.plan.devices import known
+from glm_accelerate.plan.hardware import known
 from glm_accelerate.runtime.device import device_of
 
 SIDE, CPU_SIDE = 8192, 2048  # of the square product that stands for the device's best

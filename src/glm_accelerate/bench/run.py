@@ -10,7 +10,9 @@ from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.locate import locate
-from glm_accelerate.plan.resolve import plan_for
+from glm_accelerate.plan.ground import ground_of
+from glm_accelerate.plan.hardware import detect
+from glm_accelerate.plan.resolve import resolve
 from glm_accelerate.runtime.device import current_device
 from glm_accelerate.training.build import built
 from glm_accelerate.training.loop import Run
@@ -45,7 +47,7 @@ def ready(config: RunConfig, steps: int, say: Say) -> Generator[Ready, None, Non
     """Built for at least so many steps; neither evaluated nor saved. However few steps are measured, the plan
     is that of the whole run.
     """
-    plan = plan_for(config, preparing(say))
+    plan = resolve(config, ground_of(config, detect(), progress=preparing(say)))
     changes = ["data.dev=null", "observe.sinks=[]", f"precision.compile={'on' if plan.compile else 'off'}"]
     if plan.steps < steps:
         changes.append(f"train.steps={steps}")

@@ -16,7 +16,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.kernels.compiled import compilations
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.observe.chart import Bar
-from glm_accelerate.plan.flops import Trained, step_flops
+from glm_accelerate.plan.cost import Trained, step_flops
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.words import amount, duration, number

@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.data.inputs import open_inputs
     from glm_accelerate.models.locate import locate
     from glm_accelerate.models.weights import read_config
+    from glm_accelerate.plan.ground import Ground
     from glm_accelerate.plan.hardware import detect
-    from glm_accelerate.plan.resolve import Ground, resolve
+    from glm_accelerate.plan.resolve import resolve
     from glm_accelerate.runtime.screen import new_console, say
 
     config = source.config_from(args)

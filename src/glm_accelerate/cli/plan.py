@@ -52,9 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.plan import report
+    from glm_accelerate.plan.ground import ground_of
     from glm_accelerate.plan.probe import measured_ground
-    from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
-    from glm_accelerate.plan.unusual import unusual
+    from glm_accelerate.plan.report import unusual
+    from glm_accelerate.plan.resolve import plan_and_weigh
     from glm_accelerate.plan.weigh import advise, duration
 
     with watching() as watch:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(said, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         return code
     console = Console()
-    report.show_plan(plan, console)
+    report.show_plan(plan.reasons, console)
     report.show_memory(weighed.memory, console)
     report.show_duration(taken, args.gpus, args.price, console)
     report.show_warnings(unusual(config, ground.sizes, int(ground.inputs.train.lengths.max())), console)
@@ -77,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hardware(args: argparse.Namespace) -> "Hardware":
-    from glm_accelerate.plan.devices import THIS, as_hardware, find_device
-    from glm_accelerate.plan.hardware import detect
+    from glm_accelerate.plan.hardware import THIS, as_hardware, detect, find_device
 
     return detect() if args.gpu == THIS else as_hardware(find_device(args.gpu), args.gpus)
 

@@ -35,7 +35,7 @@ WARNING = ("warning ", "bold yellow")
 
 def show_start(plan: RunPlan, proofs: Sequence[Proof], resumed: int | None, console: Console) -> None:
     """Before the first step: what will be done and why, what was proven, and where it goes on."""
-    show_plan(plan, console)
+    show_plan(plan.reasons, console)
     for proof in proofs:
         mark = ("✓ ", "green") if proof.ok else ("✗ ", "bold red")
         say(console, mark, (f"{proof.name} ", "bold"), proof.said)

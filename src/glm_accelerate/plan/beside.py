@@ -15,8 +15,8 @@ from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.cost import CORE_PLAIN, core_speed, speed_of
 from glm_accelerate.plan.fit import SettledChoices
+from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.hardware import Hardware
-from glm_accelerate.plan.passes import Load
 from glm_accelerate.runtime.words import amount
 
 PASSES = 3  # a training step is about so many forward passes

@@ -4,14 +4,17 @@ What the device does is assumed, unless somebody measured it with `bench step` a
 compares with another is worth more than how long either takes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED, weights_of
 from glm_accelerate.models.shapes import shapes_of
-from glm_accelerate.plan.devices import known
-from glm_accelerate.plan.flops import Trained, attended_flops, forward_flops, product_flops
-from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan.hardware import Hardware, known
 
 UTILISED = 0.4  # of a data sheet's products, which training commonly reaches
 NARROW = 0.5  # of bfloat16's speed, at best, where products are in float32 (TF32) instead
@@ -24,14 +27,8 @@ GLOO = 5e8  # bytes a second between processes of one host, as gloo brings them
 STARTED = 2e-4  # seconds that a block's kernels take to start, forward and backward
 STARTED_CPU = 5e-3  # ... what a pass takes for a block on a CPU however few its tokens, where not measured
 FIRST_CPU = 1.5  # ... and what the first pass takes more than others
-KEPT = {
-    "float32": 4.0,
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "int8": 1.0,
-    "fp8": 1.0,
-    "nf4": 0.52,
-}  # bytes a weight
+# Bytes a weight.
+KEPT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0, "nf4": 0.52}
 UNPACKED = 4.5  # bytes that are read and written to unpack a weight
 MOVED = {"adamw": 32, "adamw8bit": 20, "adafactor": 16}  # bytes that an update reads and writes for a weight
 
@@ -100,17 +97,19 @@ def run_flops(job: Job, work: Work) -> float:
 def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> float:
     """Of all steps, evaluation and saving aside. `padding`: positions that are computed for each token."""
     positions = work.tokens * padding
-    again = forward_flops(job.sizes, positions, work.pairs * padding) * _recomputed(job)
+    sizes, again = job.sizes, 0.0 if job.recompute == "off" else 1.0  # the blocks' forward pass, once more
+    block = shapes_of(sizes).multiplied
+    attended = 2 * sizes.heads * sizes.head_width * (work.pairs * padding)
+    repeated = 2.0 * (block * positions + sizes.layers * attended) * again
     blocks = _flops(job, replace(work, targets=0.0), padding)
     head = (_flops(job, work, padding) - blocks) / (speed.head or speed.products)
-    computing = ((blocks + again) / speed.products + head) / job.ranks
+    computing = ((blocks + repeated) / speed.products + head) / job.ranks
     passes = max(float(work.steps), positions / job.pass_tokens / job.ranks)
-    block = shapes_of(job.sizes).multiplied
     started = speed.started if job.device == "cpu" else STARTED
-    computing += passes * job.sizes.layers * started * (1 + _recomputed(job) / 3)
+    computing += passes * sizes.layers * started * (1 + again / 3)
     if job.base in PACKED:
-        computing += passes * block * UNPACKED / speed.bandwidth * (2 + _recomputed(job))
-    moved, summed = passes * _travels(job, block), work.steps * _sums(job)
+        computing += passes * block * UNPACKED / speed.bandwidth * (2 + again)
+    moved, summed = passes * _travels(job, block, again), work.steps * _sums(job)
     if job.device == "cpu":  # processors that carry bytes do not compute
         return computing + (moved + summed) / GLOO + work.steps * _update_seconds(job, speed)
     return max(computing, (moved + summed) / LINK) + work.steps * _update_seconds(job, speed)
@@ -129,14 +128,9 @@ def _flops(job: Job, work: Work, padding: float) -> float:
     return products + attended_flops(job.sizes, trained, attended)
 
 
-def _recomputed(job: Job) -> float:
-    """The share of the blocks' forward pass that is done twice."""
-    return 0.0 if job.recompute == "off" else 1.0
-
-
-def _travels(job: Job, block: int) -> float:
+def _travels(job: Job, block: int, again: float) -> float:
     """Bytes of a pass between the device and others, beside the computing."""
-    moved, again = 0.0, _recomputed(job)
+    moved = 0.0
     if "activations" in job.offload:
         sizes = job.sizes
         query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
@@ -160,3 +154,50 @@ def _update_seconds(job: Job, speed: Speed) -> float:
     if "optimizer" in job.offload:  # gradients go, new weights come back, and the host computes
         return own * (8 / LINK + MOVED[job.optimizer] / CPU_BANDWIDTH)
     return own * MOVED[job.optimizer] / speed.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What of a model is trained, as far as it changes what a backward pass has to compute."""
+
+    method: str = "full"  # lora, full, freeze or prefix
+    layers: int = 0  # freeze: how many of the last
+    prefix_tokens: int = 0  # prefix: how many stand before each document
+
+
+def step_flops(sizes: Sizes, trained: Trained, lengths: Sequence[int], targets: int) -> float:
+    """Floating-point operations of a step on documents of these lengths: what the mathematics needs, without
+    padding, recomputation or the masked half of attention.
+    """
+    tokens = int(np.sum(lengths, dtype=np.int64))
+    attended = attended_flops(sizes, trained, pairs(lengths, trained.prefix_tokens))
+    return product_flops(sizes, trained, tokens, targets) + attended
+
+
+def product_flops(sizes: Sizes, trained: Trained, tokens: float, targets: float) -> float:
+    """2N a token forward, 2N for the gradient of the input, 2N for that of weights that train: 4N for LoRA,
+    6N for full. N are the linear layers of the blocks, and for rows with a target the head. What an adapter
+    itself multiplies is below a hundredth and left out.
+    """
+    shapes, first = shapes_of(sizes), sizes.layers - _deep(sizes, trained)
+    deep = sum(shapes.of_block(block) for block in range(first, sizes.layers))
+    products = shapes.multiplied + (2 if trained.method in ("full", "freeze") else 1) * deep
+    head = 3 if trained.method == "full" else 2
+    return 2.0 * (products * tokens + sizes.vocabulary * sizes.width * targets * head)
+
+
+def attended_flops(sizes: Sizes, trained: Trained, attended: float) -> float:
+    """Two products forward and four backward for so many pairs of tokens."""
+    products = 2 * sizes.layers + 4 * _deep(sizes, trained)
+    return 2.0 * sizes.heads * sizes.head_width * attended * products
+
+
+def pairs(lengths: Sequence[int] | NDArray[np.int32], prefix_tokens: int = 0) -> float:
+    """How many tokens see how many, over all documents."""
+    each = np.asarray(lengths, dtype=np.float64)
+    return float((each * (each + 1) / 2 + each * prefix_tokens).sum())
+
+
+def _deep(sizes: Sizes, trained: Trained) -> int:
+    """Through how many layers the gradient goes."""
+    return min(trained.layers, sizes.layers) if trained.method == "freeze" else sizes.layers

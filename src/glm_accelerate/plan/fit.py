@@ -1,4 +1,4 @@
-"""From a config to what its memory depends on, and how much memory it may use."""
+"""From a config to what its memory depends on."""
 
 from dataclasses import dataclass, replace
 
@@ -19,17 +19,6 @@ from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import Setting
 from glm_accelerate.runtime.device import current_device, device_kind
-from glm_accelerate.runtime.words import read_amount
-
-GRAIN = 1 << 28  # bytes: what is free is never the same twice, and a plan should be
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRoom:
-    """Memory of one device that a run may use."""
-
-    bytes: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +31,6 @@ class SettledChoices:
     ranks: int
     shards: int
     shards_why: str
-
-
-def room_of(config: RunConfig, hardware: Hardware, ranks: int) -> MemoryRoom:
-    """As the config says, or what is free; ranks on a CPU share what the host has."""
-    said = None if config.memory.limit == "auto" else read_amount(config.memory.limit)
-    if said is not None:
-        return MemoryRoom(said, "allowed by memory.limit")
-    free = hardware.free_bytes
-    if hardware.device != "cpu":
-        free += device_kind(hardware.device).context_bytes  # it is there already, and estimated with the rest
-        return MemoryRoom(free // GRAIN * GRAIN, f"free on {hardware.name}")
-    shared = f" for each of {ranks} ranks" if ranks > 1 else ""
-    return MemoryRoom(free // ranks // GRAIN * GRAIN, f"free on this host{shared}")
 
 
 def setting_of(

@@ -1,17 +1,25 @@
-"""What a plan stands on: the model, the data, the machine, and what was measured on it."""
+"""What a plan stands on: model, data and machine, what was measured on it, and what a run computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.largest import Largest, find_largest
+from glm_accelerate.data.order import Order
+from glm_accelerate.data.pack import aligned, arranged
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
-from glm_accelerate.plan.cost import CPU_BANDWIDTH, Speed, speed_of
+from glm_accelerate.plan.cost import CPU_BANDWIDTH, Speed, Work, pairs, speed_of
 from glm_accelerate.plan.hardware import Hardware
+
+SAMPLED = 16  # steps, evenly chosen, that tell how much of the passes is padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +77,57 @@ def ground_of(
     directory = locate(config.model.path)
     family, sizes, _ = read_config(directory)
     return Ground(family, sizes, open_inputs(config.data, directory, progress), hardware, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The samples of a run and their order, whatever the sizes of its passes."""
+
+    order: Order
+    targets: NDArray[np.int32]
+    steps: int
+    steps_per_epoch: int
+
+    @property
+    def longest(self) -> int:
+        """The least that a pass has to hold."""
+        return aligned(int(self.order.lengths.max()))
+
+    def work(self) -> Work:
+        """Of all steps, as if every epoch drew the same."""
+        tokens = pairs_seen = learnt = 0.0
+        for start, stop, weight in self.order.spans:
+            lengths = self.order.lengths[start:stop]
+            drawn = max(weight, 1 / max(1, stop - start))  # an epoch has one sample of each source at least
+            tokens += drawn * float(lengths.sum(dtype=np.int64))
+            pairs_seen += drawn * pairs(lengths)
+            learnt += drawn * float(self.targets[start:stop].sum(dtype=np.int64))
+        epochs = self.steps / self.steps_per_epoch
+        return Work(tokens * epochs, pairs_seen * epochs, learnt * epochs, self.steps)
+
+    def largest(self, batching: str, micro_tokens: int, ranks: int) -> Largest:
+        """Of its passes."""
+        return find_largest(
+            self.order,
+            self.targets,
+            batching=batching,
+            micro_tokens=micro_tokens,
+            position=0,
+            total=self.steps,
+            ranks=ranks,
+        )
+
+    def padding(self, batching: str, micro_tokens: int, ranks: int = 1) -> float:
+        """How many positions are computed for each token, 1 without padding, as if each of several ranks had
+        as many as the one with the most, for which the others wait.
+        """
+        if batching == "pack" and ranks == 1:
+            return 1.0  # but for the rest of a row, which is cut
+        steps = self.order.epoch(0)
+        area = tokens = 0
+        for place in np.linspace(0, len(steps) - 1, min(SAMPLED, len(steps))).round().astype(int):
+            lengths: Sequence[int] = self.order.lengths[steps[place]].tolist()
+            tokens += sum(lengths)
+            shares = arranged(lengths, batching, micro_tokens, ranks)
+            area += ranks * max(sum(one.area for one in own) for own in shares)
+        return area / tokens

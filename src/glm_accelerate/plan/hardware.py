@@ -1,13 +1,21 @@
-"""What this machine has to train with, as plain facts. Looking costs a context on a GPU, no more."""
+"""What a machine has to train with, as plain facts: this one, and devices that a run can be planned for
+without having one, by name or by the size of their memory.
+"""
 
+import difflib
 from dataclasses import dataclass
 
 import torch
 
 from glm_accelerate.runtime.device import current_device, device_kind
-from glm_accelerate.runtime.devices.nvidia import driver_version, torch_built_for
+from glm_accelerate.runtime.devices.nvidia import Nvidia, driver_version, torch_built_for
 from glm_accelerate.runtime.env import cores
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.host import has_tiles, host_memory
+from glm_accelerate.runtime.words import read_amount
+
+GIB = 1 << 30
+HOST_CORES, HOST_BYTES = 8, 64 * GIB  # beside each device of a machine that is not here
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +61,105 @@ def detect() -> Hardware:
         threads=torch.get_num_threads() if on_cpu else 0,
         tiles=on_cpu and has_tiles(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """Facts of a device. Products and bandwidth are those of its maker, dense, with float32 sums."""
+
+    name: str
+    kind: str  # as torch calls it
+    memory: int  # bytes that a program sees
+    products: float | None  # floating-point operations a second in bfloat16 (V100: float16); None: unknown
+    bandwidth: float | None  # bytes a second of its memory
+    bf16: bool = True
+    sure: bool = True  # False: from memory or hearsay, and shown as assumed
+
+
+def _nvidia(
+    name: str, gib: float, tera: float, gigabytes: float, *, bf16: bool = True, sure: bool = True
+) -> DataSheet:
+    return DataSheet(name, Nvidia.kind, int(gib * GIB), tera * 1e12, gigabytes * 1e9, bf16, sure)
+
+
+# Memory: what torch's own out-of-memory messages call the total capacity, which is below the name's.
+# Products and bandwidth: NVIDIA's data sheets and architecture whitepapers (Volta, Ampere, Ada, Hopper,
+# Blackwell); consumer cards at half rate, which is what float32 sums get there.
+DEVICES = (
+    _nvidia("RTX 3060", 11.76, 25.5, 360, sure=False),  # twice its float32, as on the 3090
+    _nvidia("RTX 3090", 23.69, 71, 936),
+    _nvidia("RTX 4090", 23.64, 165.2, 1008),
+    _nvidia("RTX 5090", 31.36, 209.5, 1792),
+    _nvidia("V100 16GB", 15.77, 125, 900, bf16=False),
+    _nvidia("V100 32GB", 31.74, 125, 900, bf16=False),
+    _nvidia("A100 40GB", 39.39, 312, 1555),
+    _nvidia("A100 80GB", 79.15, 312, 2039),
+    _nvidia("A800 80GB", 79.15, 312, 2039),
+    _nvidia("A30", 23.5, 165, 933, sure=False),
+    _nvidia("H100", 79.1, 989.4, 3350),
+    _nvidia("H100 PCIe", 79.1, 756, 2000),
+    _nvidia("H100 NVL", 93.0, 835, 3900, sure=False),
+    _nvidia("H800", 79.1, 989.4, 3350),
+    _nvidia("H200", 139.8, 989.4, 4800),
+    _nvidia("B200", 178.0, 2250, 8000, sure=False),
+    _nvidia("H20", 95.0, 148, 4000, sure=False),
+    _nvidia("L4", 22.0, 121, 300, sure=False),
+    _nvidia("L20", 44.4, 119.5, 864, sure=False),
+    _nvidia("L40S", 44.4, 362, 864),
+    DataSheet("Ascend 910B", "npu", 61 * GIB, 313e12, 1.6e12, sure=False),  # 64 GB; the B3 of four kinds
+    DataSheet("MLU370-X4", "mlu", 23 * GIB, 96e12, 307e9, sure=False),  # 24 GB
+    DataSheet("MLU370-X8", "mlu", 46 * GIB, 96e12, 614e9, sure=False),  # 48 GB
+    DataSheet("MLU590", "mlu", 78 * GIB, 314e12, 2e12, sure=False),  # 80 GB
+)
+ALSO = {"A100": "A100 80GB", "V100": "V100 16GB", "RTX 3060 12GB": "RTX 3060", "MLU370": "MLU370-X8",
+        "910B": "Ascend 910B"}  # fmt: skip
+MAKERS = ("nvidia", "geforce", "tesla", "huawei", "cambricon")
+OTHERS = {"Ti", "SUPER"}  # behind a name make it another card
+THIS = "this"
+
+
+def find_device(asked: str) -> DataSheet:
+    """By name, however it is spaced, or a bare amount of memory; a UserError lists what there is."""
+    size = read_amount(asked)
+    if size is not None:
+        return DataSheet(f"a device of {asked.strip()}", Nvidia.kind, size, None, None)
+    names = {_plain(one.name): one for one in DEVICES}
+    names |= {_plain(short): names[_plain(name)] for short, name in ALSO.items()}
+    wanted = _plain(asked)
+    if wanted in names:
+        return names[wanted]
+    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    there = ", ".join([THIS, *(one.name for one in DEVICES)])
+    hint = f"did you mean `{names[close[0]].name}`? " if close else ""
+    raise UserError(
+        f"no device called `{asked}` is known", cure=f"{hint}there are {there}; or say its memory: 12GiB"
+    )
+
+
+def known(name: str) -> DataSheet | None:
+    """Of a device as its driver names it, by whole words, the most of them: an H200 is no H20."""
+    words = set(name.replace("-", " ").split())
+    if words & OTHERS:
+        return None
+    found = [one for one in DEVICES if set(one.name.replace("-", " ").split()) <= words]
+    return max(found, key=lambda one: len(one.name), default=None)
+
+
+def as_hardware(device: DataSheet, count: int) -> Hardware:
+    """A machine that has so many of them and nothing else on them. Its host is assumed."""
+    return Hardware(
+        device=device.kind,
+        name=device.name,
+        count=count,
+        memory_bytes=device.memory,
+        free_bytes=device.memory - device_kind(device.kind).context_bytes,
+        cores=count * HOST_CORES,
+        host_bytes=count * HOST_BYTES,
+        bf16=device.bf16,
+        assumed=True,
+    )
+
+
+def _plain(name: str) -> str:
+    words = name.casefold().replace("-", " ").split()
+    return "".join(word for word in words if word not in MAKERS)

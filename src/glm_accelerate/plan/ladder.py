@@ -11,6 +11,7 @@ from glm_accelerate.data.largest import Largest
 from glm_accelerate.memory.estimate import Estimate, estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.plan.cost import Speed, Work, run_seconds
+from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.levers import (
     DEVICES,
     ITSELF,
@@ -22,7 +23,6 @@ from glm_accelerate.plan.levers import (
     possible,
     up_to,
 )
-from glm_accelerate.plan.passes import Load
 
 ALIKE = 0.01  # of bytes: a smaller difference is none
 FEW = 2  # layers of the models from which a deep one's memory is judged, before it is estimated

@@ -4,13 +4,12 @@ Tiers say what a change costs: 0 nothing (the plan does it by itself), then only
 what is trained, then the base's rounding, then time again, much of it, then more devices.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.together import refuse
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.runtime.errors import UserError
 
@@ -54,7 +53,9 @@ def levers(config: RunConfig, setting: Setting, longest: int) -> tuple[Lever, ..
         _devices(setting),
     )
     as_it_is = Option(lambda setting: setting)
-    return tuple((as_it_is, *lever) if _typed(lever) else lever for lever in found if lever)
+    return tuple(
+        (as_it_is, *lever) if all(option.typed for option in lever) else lever for lever in found if lever
+    )
 
 
 def possible(setting: Setting) -> bool:
@@ -62,31 +63,70 @@ def possible(setting: Setting) -> bool:
     job = setting.job
     if job.base in PACKED and (job.method not in ("lora", "prefix") or job.compute == "fp8"):
         return False
-    if job.fuse_update and job.passes > 1:
-        return False
     try:
-        refuse(
-            offload=job.offload,
-            fuse_update=job.fuse_update,
-            optimizer=job.optimizer,
-            limit=float(job.clips),
-            method=job.method,
-            compute=job.compute,
-            ranks=job.ranks,
-            shards=job.shards,
-        )
+        refuse(job, float(job.clips))
     except UserError:
         return False
     return True
 
 
+def refuse(job: Job, clip: float) -> None:
+    """A UserError names what cannot go together. `clip`: the limit of all gradients' norm, 0 for none."""
+    if job.fuse_update:
+        _refuse_fused(job, clip)
+    if "optimizer" in job.offload and job.ranks > 1:
+        raise UserError(
+            "memory.offload=[optimizer] is for one process",
+            cure="parallel.shard=full instead, which divides the moments over ranks",
+        )
+    if "optimizer" in job.offload and job.compute == "float16":
+        raise UserError(
+            "memory.offload=[optimizer] cannot go with precision.compute=float16",
+            cure="precision.compute=bfloat16",
+        )
+    if "weights" in job.offload and job.method == "full":
+        raise UserError(
+            "memory.offload=[weights] moves frozen weights, and adapt.method=full has none",
+            cure="memory.offload=[optimizer], or adapt.method=lora",
+        )
+    if "weights" in job.offload and job.shards > 1:
+        raise UserError("memory.offload=[weights] cannot go with parallel.shard", cure="one of the two")
+    if job.optimizer in ("adamw8bit", "adafactor") and job.shards > 1:
+        raise UserError(
+            f"optim.name={job.optimizer} cannot go with parallel.shard",
+            cure="parallel.shard=off, or optim.name=adamw, whose moments are divided over ranks",
+        )
+    if job.fuse_update and job.passes > 1:
+        raise UserError(
+            "some step has several passes, and memory.fuse_update frees gradients after one",
+            cure="memory.fuse_update=off, fewer samples a step, or a larger train.micro_tokens",
+        )
+
+
+def _refuse_fused(job: Job, clip: float) -> None:
+    off = "memory.fuse_update=off"
+    if clip > 0:
+        what = f"optim.clip={clip:g} needs the norm of all gradients before the first update"
+        raise UserError(
+            f"{what}, memory.fuse_update has one at a time",
+            cure=f"optim.clip=0 (optim.name=adafactor limits every update by itself), or {off}",
+        )
+    if job.compute == "float16":
+        raise UserError(
+            "precision.compute=float16 overflows now and then, memory.fuse_update cannot take a step back",
+            cure=f"precision.compute=bfloat16, or {off}",
+        )
+    if job.ranks > 1:
+        raise UserError("memory.fuse_update is for one process", cure=off)
+    if "optimizer" in job.offload:
+        raise UserError(
+            "memory.offload=[optimizer] and memory.fuse_update both take gradients as they are made", cure=off
+        )
+
+
 def up_to(lever: Lever, tier: int) -> Lever:
     """Its options of no higher tier."""
     return tuple(option for option in lever if option.tier <= tier)
-
-
-def _typed(lever: Lever) -> bool:
-    return all(option.typed for option in lever)
 
 
 def _with_job(change: Callable[[Job], Job]) -> Callable[[Setting], Setting]:
@@ -165,20 +205,14 @@ def _base(setting: Setting) -> Lever:
 
 def _offload(setting: Setting) -> Lever:
     """On a CPU the host's memory is the device's."""
-    if setting.job.device == "cpu":
-        return ()
-    return tuple(_offload_options(setting.job.offload))
+    parts = ("activations", "optimizer", "weights") if setting.job.device != "cpu" else ()
 
+    def option(chosen: tuple[str, ...]) -> Option:
+        apply = _with_job(lambda job: replace(job, offload=frozenset(chosen)))
+        return Option(apply, (f"memory.offload=[{','.join(chosen)}]",), OFFLOAD, "to host memory and back")
 
-def _offload_options(already: frozenset[str]) -> Iterator[Option]:
-    parts = ("activations", "optimizer", "weights")
-    for count in range(1, len(parts) + 1):
-        for chosen in combinations(parts, count):
-            if already < set(chosen):
-                moved = frozenset(chosen)
-                typed = f"memory.offload=[{','.join(chosen)}]"
-                apply = _with_job(lambda job, moved=moved: replace(job, offload=moved))
-                yield Option(apply, (typed,), OFFLOAD, "to host memory and back")
+    every = (chosen for count in range(1, len(parts) + 1) for chosen in combinations(parts, count))
+    return tuple(option(chosen) for chosen in every if setting.job.offload < set(chosen))
 
 
 def _devices(setting: Setting) -> Lever:

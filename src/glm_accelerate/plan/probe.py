@@ -20,8 +20,7 @@ from glm_accelerate.config.paths import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
-from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, run_seconds
-from glm_accelerate.plan.flops import pairs
+from glm_accelerate.plan.cost import CORE_PLAIN, Speed, Work, pairs, run_seconds
 from glm_accelerate.plan.ground import Ground, MachineMeasurement
 from glm_accelerate.plan.resolve import plan_and_weigh
 from glm_accelerate.runtime.env import cores, granted_threads, launched

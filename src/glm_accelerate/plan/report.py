@@ -3,17 +3,19 @@ and what to type where it does not fit.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.job import Where
+from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.run_plan import Memory, Reason
 from glm_accelerate.plan.weigh import Advice, Duration, quoted, typed
 from glm_accelerate.runtime.words import amount, duration
 
+HIGHEST_USUAL_RATE = 0.1
 WHERE: tuple[tuple[Where, str], ...] = (
     ("device", "of a device"),
     ("host", "of the host"),
@@ -21,17 +23,10 @@ WHERE: tuple[tuple[Where, str], ...] = (
 )
 
 
-class HasReasons(Protocol):
-    """A plan, for all that a report has to know of it."""
-
-    @property
-    def reasons(self) -> Sequence[Reason]: ...
-
-
-def show_plan(plan: HasReasons, console: Console) -> None:
+def show_plan(reasons: Sequence[Reason], console: Console) -> None:
     """Print the table. Names and values come from files, so nothing in them is read as markup."""
     table = _table("what", "value", "why")
-    for reason in plan.reasons:
+    for reason in reasons:
         table.add_row(Text(reason.name), Text(reason.value), Text(reason.why))
     console.print(table)
 
@@ -109,3 +104,15 @@ def _table(*names: str) -> Table:
     table.add_column(second, justify="right", no_wrap=second != "value")
     table.add_column(third, style="dim")
     return table
+
+
+def unusual(config: RunConfig, sizes: Sizes, longest: int) -> list[str]:
+    """What may be meant, but hardly is, a line each. `longest`: tokens of the longest sample."""
+    lines: list[str] = []
+    rate = config.optim.learning_rate
+    if rate > HIGHEST_USUAL_RATE:
+        lines.append(f"optim.learning_rate is {rate:g}: usual are 1e-5 to 1e-2, and far higher ones diverge")
+    if longest > sizes.max_positions:
+        positions = f"the model was made for {sizes.max_positions:,} positions"
+        lines.append(f"the longest sample has {longest:,} tokens, and {positions} (data.max_tokens)")
+    return lines

@@ -1,7 +1,7 @@
-"""From what the user said and the machine there is to a plan: every derived value with its reason."""
+"""From a config and the machine there is to a plan: every derived value with its reason."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -12,16 +12,14 @@ from glm_accelerate.data.pack import aligned
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.float8 import missing as no_float8
 from glm_accelerate.kernels.native.build import lacking as no_native
-from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.together import refuse
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of
-from glm_accelerate.plan.ground import Ground, ground_of
-from glm_accelerate.plan.hardware import Hardware, detect
-from glm_accelerate.plan.passes import Load
+from glm_accelerate.plan.ground import Ground, Load
+from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.plan.levers import refuse
 from glm_accelerate.plan.run_plan import Reason, RunPlan
 from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
 from glm_accelerate.runtime.device import device_kind
@@ -33,22 +31,21 @@ MOST_EVALUATED = 256  # inline: training waits for each of them
 MOST_BETWEEN = 500  # steps from one evaluation to the next
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
 WORTH_NATIVE = 30  # seconds: a third of them is saved; compiling our C++ takes about ten, once a machine
+_WHY_RECOMPUTE = {"off": "fits without", "blocks": "else it would not fit"}  # where the config leaves it open
 
-Say = Callable[[str, object, str], None]  # a name, its value, and why
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """How often, on how many samples at the most, and where."""
-
-    every: int
-    samples: int
-    place: EvaluatorPlace
+T = TypeVar("T")
 
 
-def plan_for(config: RunConfig, progress: Callable[[str, int, int], None] | None = None) -> RunPlan:
-    """The plan of a config on this machine; prepares the data if it is not cached."""
-    return resolve(config, ground_of(config, detect(), progress=progress))
+@dataclass(slots=True)
+class Reasons:
+    """What was derived so far, in the order in which people read it."""
+
+    all: list[Reason] = field(default_factory=list[Reason])
+
+    def say(self, name: str, value: T, why: str) -> T:
+        """Note a value with its reason; it is returned."""
+        self.all.append(Reason(name, f"{value:,}" if type(value) is int else str(value), why))
+        return value
 
 
 def resolve(config: RunConfig, ground: Ground) -> RunPlan:
@@ -66,117 +63,98 @@ def fitting_plan(config: RunConfig, ground: Ground) -> RunPlan:
 
 def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
     """The plan, and what else could have been chosen for its memory."""
-    reasons: list[Reason] = []
-
-    def say(name: str, value: object, why: str) -> None:
-        reasons.append(Reason(name, str(value), why))
-
-    inputs = ground.inputs
+    inputs, hardware, reasons = ground.inputs, ground.hardware, Reasons()
+    say = reasons.say
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
-    say("template", inputs.template.name, _said(config.data.template, "the model's tokenizer files"))
-    load, step_samples = _load(config, inputs, say), _step_samples(config)
-    steps, per_epoch = load.steps, load.steps_per_epoch
-    settled = _settled(config, ground, load, say)
+    say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
+    load, step_samples = _load(config, inputs, reasons)
+    settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
-    evaluation = _evaluation(config, ground, settled, load, say)
-    weighed = _weighed(config, ground, settled, micro_tokens, load, evaluation.place)
-    say("ranks", ground.ranks, "--gpus" if ground.hardware.assumed else "as launched")
-    say("shards", *_shards_said(settled, weighed))
-    chosen = weighed.found.setting
+    every, samples, place = _evaluation(config, ground, settled, load, reasons)
+    weighed = _weighed(config, ground, settled, micro_tokens, load, place)
+    say("ranks", ground.ranks, "--gpus" if hardware.assumed else "as launched")
+    chosen, memory = weighed.found.setting, weighed.memory
+    job = chosen.job
+    as_settled = job.shards == settled.shards
+    say("shards", job.shards, settled.shards_why if as_settled else "divided they would need more")
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
-    say("tokens in one pass", f"{chosen.micro_tokens:,}", why)
-    _say_memory(config, weighed, say)
-    warmup = _warmup(config, steps, say)
-    codec = _saving(config, say)
-    host = f"{ground.hardware.cores} cores" + (" assumed" if ground.hardware.assumed else "")
-    say("device", ground.hardware.name, f"{ground.hardware.device}, {host}")
-    _refuse(config, settled, chosen.job)
+    say("tokens in one pass", chosen.micro_tokens, why)
+    recomputes = job.recompute != "off"
+    say("recompute", job.recompute, _source(config.memory.recompute, _WHY_RECOMPUTE[job.recompute]))
+    say("offload", ", ".join(sorted(job.offload)) or "off", _source(config.memory.offload, "not needed"))
+    whose = "of a process, " if job.device == "cpu" else ""
+    room = f"{amount(memory.room)} {memory.room_why}"
+    most = f"{whose}predicted, in the {memory.phase}; {room}"
+    say("memory at most", amount(memory.watched(job.device)), most)
+    warmup = config.optim.warmup
+    warmup_steps = round(warmup * load.steps) if warmup < 1 else int(warmup)
+    say("warm-up", f"{warmup_steps:,} steps", f"optim.warmup {warmup:g}")
+    codec = _saving(config, reasons)
+    cores = f"{hardware.cores} cores" + (" assumed" if hardware.assumed else "")
+    say("device", hardware.name, f"{hardware.device}, {cores}")
+    refuse(job, config.optim.clip)
+    only_to_fit = config.memory.recompute == "auto" and recomputes
     plan = RunPlan(
         family=ground.family.name,
         template=inputs.template.name,
-        device=ground.hardware.device,
+        device=hardware.device,
         ranks=ground.ranks,
-        shards=chosen.job.shards,
+        shards=job.shards,
         dtype=settled.dtype,
         compute=settled.compute,
-        steps=steps,
-        steps_per_epoch=per_epoch,
+        steps=load.steps,
+        steps_per_epoch=load.steps_per_epoch,
         step_samples=step_samples,
         step_tokens=config.train.step_tokens,
         micro_tokens=chosen.micro_tokens,
-        recompute=chosen.job.recompute != "off",
-        warmup_steps=warmup,
+        recompute=recomputes,
+        warmup_steps=warmup_steps,
         codec=codec,
-        evaluate_every=evaluation.every,
-        evaluate_samples=evaluation.samples,
-        evaluate_where=evaluation.place.where,
-        evaluate_device=evaluation.place.device,
-        evaluate_threads=evaluation.place.threads,
-        evaluate_seconds=round(evaluation.place.seconds, 1),
-        evaluate_bytes=round(evaluation.place.bytes),
-        reasons=tuple(reasons),
+        evaluate_every=every,
+        evaluate_samples=samples,
+        evaluate_where=place.where,
+        evaluate_device=place.device,
+        evaluate_threads=place.threads,
+        evaluate_seconds=round(place.seconds, 1),
+        evaluate_bytes=round(place.bytes),
+        reasons=tuple(reasons.all),
         compile=settled.compiled,
-        offload=tuple(sorted(chosen.job.offload)),
-        fuse_update=chosen.job.fuse_update,
-        memory=weighed.memory,
-        spare_bytes=_spare(config, weighed),
+        offload=tuple(sorted(job.offload)),
+        fuse_update=job.fuse_update,
+        memory=memory,
+        spare_bytes=max(0, memory.room - memory.needed) if only_to_fit else 0,
     )
     return plan, weighed
 
 
-def _refuse(config: RunConfig, settled: SettledChoices, job: Job) -> None:
-    """What cannot go together, by name."""
-    refuse(
-        offload=job.offload,
-        fuse_update=job.fuse_update,
-        optimizer=config.optim.name,
-        limit=config.optim.clip,
-        method=config.adapt.method,
-        compute=settled.compute,
-        ranks=settled.ranks,
-        shards=job.shards,
-    )
-    if job.fuse_update and job.passes > 1:
-        raise UserError(
-            "some step has several passes, and memory.fuse_update frees gradients after one",
-            cure="memory.fuse_update=off, fewer samples a step, or a larger train.micro_tokens",
-        )
-
-
-def _spare(config: RunConfig, weighed: Weighed) -> int:
-    only_to_fit = config.memory.recompute == "auto" and weighed.found.setting.job.recompute != "off"
-    return max(0, weighed.memory.room - weighed.memory.needed) if only_to_fit else 0
-
-
-def _load(config: RunConfig, inputs: Inputs, say: Say) -> Load:
-    """How much is learnt in how many steps."""
-    say("data", f"{len(inputs.train):,} samples, {int(inputs.train.lengths.sum()):,} tokens", "counted")
-    step_samples = _step_samples(config)
+def _load(config: RunConfig, inputs: Inputs, reasons: Reasons) -> tuple[Load, int | None]:
+    """How much is learnt in how many steps, and of how many samples each."""
+    tokens, train = int(inputs.train.lengths.sum()), config.train
+    reasons.say("data", f"{len(inputs.train):,} samples, {tokens:,} tokens", "counted")
+    asked = train.step_samples or train.step_tokens
+    step_samples = train.step_samples if asked else DEFAULT_STEP_SAMPLES
+    size = f"{step_samples} samples" if step_samples else f"{train.step_tokens:,} tokens"
+    reasons.say("step", size, "the config" if asked else "the default")
     order = order_of(inputs, config, step_samples)
     per_epoch = len(order.epoch(0))
-    steps = config.train.steps or order.steps_in(config.train.epochs or 1.0)
-    asked = config.train.step_samples or config.train.step_tokens
-    size = f"{step_samples} samples" if step_samples else f"{config.train.step_tokens:,} tokens"
-    say("step", size, "the config" if asked else "the default")
-    say("steps", f"{steps:,}", _length_reason(config, per_epoch))
-    return Load(order, inputs.train.targets, steps, per_epoch)
+    steps = reasons.say(
+        "steps", train.steps or order.steps_in(train.epochs or 1.0), _length_reason(config, per_epoch)
+    )
+    return Load(order, inputs.train.targets, steps, per_epoch), step_samples
 
 
-def _warmup(config: RunConfig, steps: int, say: Say) -> int:
-    said = config.optim.warmup
-    warmup = round(said * steps) if said < 1 else int(said)
-    say("warm-up", f"{warmup:,} steps", f"optim.warmup {said:g}")
-    return warmup
+def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:
+    """The order of a run's samples."""
+    spans = tuple((span.start, span.stop, span.weight) for span in inputs.train.spans)
+    return Order(inputs.train.lengths, spans, config.train.seed, step_samples, config.train.step_tokens)
 
 
-def _settled(config: RunConfig, ground: Ground, load: Load, say: Say) -> SettledChoices:
+def _settled(config: RunConfig, ground: Ground, load: Load, reasons: Reasons) -> SettledChoices:
     """What does not depend on how much memory there is."""
-    dtype, why = _dtype(config)
-    say("weights", dtype, why)
-    compute, why = _compute(config, ground.hardware)
-    say("compute", compute, why)
+    dtype = reasons.say("weights", *_dtype(config))
+    compute = reasons.say("compute", *_compute(config, ground.hardware))
     compiled, why = _compile(config, ground, compute, load)
-    say("compile", "on" if compiled else "off", why)
+    reasons.say("compile", "on" if compiled else "off", why)
     return SettledChoices(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
 
 
@@ -206,23 +184,7 @@ def _weighed(
     return divided if divided.memory.needed < alone.memory.needed else alone
 
 
-def _shards_said(settled: SettledChoices, weighed: Weighed) -> tuple[int, str]:
-    shards = weighed.found.setting.job.shards
-    return shards, settled.shards_why if shards == settled.shards else "divided they would need more"
-
-
-def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:
-    """The order of a run's samples."""
-    spans = tuple((span.start, span.stop, span.weight) for span in inputs.train.spans)
-    return Order(inputs.train.lengths, spans, config.train.seed, step_samples, config.train.step_tokens)
-
-
-def _step_samples(config: RunConfig) -> int | None:
-    asked = config.train.step_samples
-    return DEFAULT_STEP_SAMPLES if asked is None and config.train.step_tokens is None else asked
-
-
-def _said(value: object, otherwise: str) -> str:
+def _source(value: object, otherwise: str) -> str:
     return otherwise if value == "auto" else "the config"
 
 
@@ -240,11 +202,6 @@ def _dtype(config: RunConfig) -> tuple[str, str]:
     if config.adapt.base != "auto":
         return config.adapt.base, "adapt.base"
     return config.model.dtype, "model.dtype"
-
-
-def _frozen_bytes(config: RunConfig, ground: Ground) -> int:
-    """Of the model as it is loaded to be adapted."""
-    return kept_bytes(ground.sizes, getattr(torch, config.model.dtype), kind_of(config.adapt))
 
 
 def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
@@ -285,7 +242,8 @@ def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
                 cure="a divisor, full, or off",
             )
         return asked, "the config"
-    weights = _frozen_bytes(config, ground)
+    # Of the model as it is loaded to be adapted.
+    weights = kept_bytes(ground.sizes, getattr(torch, config.model.dtype), kind_of(config.adapt))
     if config.adapt.method == "full":
         return ranks, "full fine-tuning: 16 bytes a weight are divided among all"
     if weights > ground.hardware.free_bytes // 2:
@@ -328,52 +286,37 @@ def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
     return wanted, f"enough to keep a {ground.hardware.kind} busy"
 
 
-def _say_memory(config: RunConfig, weighed: Weighed, say: Say) -> None:
-    job, memory = weighed.found.setting.job, weighed.memory
-    asked = config.memory
-    say(
-        "recompute",
-        job.recompute,
-        _said(asked.recompute, "fits without" if job.recompute == "off" else "else it would not fit"),
-    )
-    say("offload", ", ".join(sorted(job.offload)) or "off", _said(asked.offload, "not needed"))
-    peak, room = amount(memory.watched(job.device)), amount(memory.room)
-    whose = "of a process, " if job.device == "cpu" else ""
-    say("memory at most", peak, f"{whose}predicted, in the {memory.phase}; {room} {memory.room_why}")
-
-
-def _saving(config: RunConfig, say: Say) -> str:
+def _saving(config: RunConfig, reasons: Reasons) -> str:
     """When is decided as the run goes; how is decided here."""
     section, pays = config.checkpoint, "from what a save and a failure cost, as measured"
     often = "as often as pays" if section.every == "auto" else f"every {section.every:,} steps"
-    say("checkpoint", often, _said(section.every, pays))
+    reasons.say("checkpoint", often, _source(section.every, pays))
     codec = "none" if section.codec == "auto" else section.codec
-    say("codec", codec, _said(section.codec, "weighed after the first checkpoint, if it is large"))
-    return codec
+    later = "weighed after the first checkpoint, if it is large"
+    return reasons.say("codec", codec, _source(section.codec, later))
 
 
 def _evaluation(
-    config: RunConfig, ground: Ground, settled: SettledChoices, load: Load, say: Say
-) -> EvaluationPlan:
+    config: RunConfig, ground: Ground, settled: SettledChoices, load: Load, reasons: Reasons
+) -> tuple[int, int, EvaluatorPlace]:
+    """How often, on how many samples at the most, and where."""
     inputs, dev = ground.inputs, ground.inputs.dev
     if dev is None:
-        say("evaluation", "never", "no data.dev")
-        return EvaluationPlan(0, 0, EvaluatorPlace("never", "", 0, ""))
+        reasons.say("evaluation", "never", "no data.dev")
+        return 0, 0, EvaluatorPlace("never", "", 0, "")
     asked = config.evaluate.every
     every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, load.steps // 10))
-    say("evaluation", f"every {every:,} steps", _said(asked, f"a tenth of the run, at most {MOST_BETWEEN}"))
+    often = _source(asked, f"a tenth of the run, at most {MOST_BETWEEN}")
+    reasons.say("evaluation", f"every {every:,} steps", often)
     work = between(config, ground.sizes, inputs, load, settled, every)
     place = place_of(config, ground.hardware, ground.ranks, work)
-    say("where", " on ".join(filter(None, [place.where, place.device])), place.why)
+    reasons.say("where", " on ".join(filter(None, [place.where, place.device])), place.why)
     wanted, total = config.evaluate.samples, len(dev)
     if wanted == "auto":
         most = min(total, MOST_EVALUATED) if place.where == "inline" else total
         why = "as many as tell a step from the best one" + ("" if most == total else f", at most {most}")
     else:
         most, why = (total if wanted == "all" else min(total, wanted)), "the config"
-    say(
-        "held-out samples",
-        f"up to {most:,} of {total:,}" if wanted == "auto" else f"{most:,} of {total:,}",
-        why,
-    )
-    return EvaluationPlan(every, most, place)
+    up_to = "up to " if wanted == "auto" else ""
+    reasons.say("held-out samples", f"{up_to}{most:,} of {total:,}", why)
+    return every, most, place

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.plan.cost import Speed, run_flops
-from glm_accelerate.plan.fit import MemoryRoom, room_of
+from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.ladder import Ladder, PlannedRun
 from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
-from glm_accelerate.plan.passes import Load
 from glm_accelerate.plan.run_plan import Memory
+from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.words import amount
+from glm_accelerate.runtime.words import amount, read_amount
 
 STAND_IN = Speed(1e14, 1e12, "")  # of a device of which only the memory is known: times compare, and no more
 PLAIN = re.compile(r"[\w@%+=:,./-]+")  # what every shell takes as it stands
+GRAIN = 1 << 28  # bytes: what is free is never the same twice, and a plan should be
 MARGIN = 1.1  # of what is predicted, to go on anyway
 
 
@@ -31,13 +32,8 @@ class Weighed:
     levers: tuple[Lever, ...]
     setting: Setting
     found: PlannedRun
-    room: MemoryRoom
+    memory: Memory
     speed: Speed | None
-
-    @property
-    def memory(self) -> Memory:
-        found, room = self.found, self.room
-        return Memory(found.estimate.items, found.estimate.phase, found.needed, room.bytes, room.why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +73,30 @@ def weigh(
     config: RunConfig, setting: Setting, load: Load, hardware: Hardware, speed: Speed | None
 ) -> Weighed:
     """Of the settings that the config leaves open, the fastest that fits; if none does, the smallest."""
-    room = room_of(config, hardware, setting.job.ranks)
-    ladder = Ladder(load, load.work(), speed or STAND_IN, room.bytes, setting.micro_tokens)
+    room, why = _room(config, hardware, setting.job.ranks)
+    ladder = Ladder(load, load.work(), speed or STAND_IN, room, setting.micro_tokens)
     every = levers(config, setting, load.longest)
     own = [up_to(lever, ITSELF) for lever in every]
     found = ladder.judge(setting, [lever[0] for lever in own])  # the least effort is the fastest
-    if found.needed > room.bytes:
+    if found.needed > room:
         found = ladder.cheapest(setting, own, most=ITSELF) or ladder.least(setting, own)
-    return Weighed(ladder, every, setting, found, room, speed)
+    memory = Memory(found.estimate.items, found.estimate.phase, found.needed, room, why)
+    return Weighed(ladder, every, setting, found, memory, speed)
+
+
+def _room(config: RunConfig, hardware: Hardware, ranks: int) -> tuple[int, str]:
+    """Bytes of a device that a run may use: as the config says, or what is free; ranks on a CPU share what
+    the host has.
+    """
+    limit = None if config.memory.limit == "auto" else read_amount(config.memory.limit)
+    if limit is not None:
+        return limit, "allowed by memory.limit"
+    free = hardware.free_bytes
+    if hardware.device != "cpu":
+        free += device_kind(hardware.device).context_bytes  # it is there already, and estimated with the rest
+        return free // GRAIN * GRAIN, f"free on {hardware.name}"
+    shared = f" for each of {ranks} ranks" if ranks > 1 else ""
+    return free // ranks // GRAIN * GRAIN, f"free on this host{shared}"
 
 
 def advise(weighed: Weighed) -> Advice:

@@ -20,7 +20,7 @@ from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.shard import free
-from glm_accelerate.plan.unusual import unusual
+from glm_accelerate.plan.report import unusual
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.start import require
 from glm_accelerate.runtime.device import take_device

@@ -28,9 +28,10 @@ from glm_accelerate.observe.events import last_attempt
 from glm_accelerate.observe.sinks import require_packages
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.plan.ground import Ground
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import measured_ground
-from glm_accelerate.plan.resolve import Ground, fitting_plan, order_of
+from glm_accelerate.plan.resolve import fitting_plan, order_of
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import current_device
 from glm_accelerate.runtime.env import launched

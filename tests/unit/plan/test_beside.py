@@ -12,9 +12,9 @@ from glm_accelerate.evaluate.statistics.samples import looks
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import FIRST_LOOK, Between, between, place_of
 from glm_accelerate.plan.fit import SettledChoices
+from glm_accelerate.plan.ground import Ground, Load, ground_of
 from glm_accelerate.plan.hardware import Hardware
-from glm_accelerate.plan.passes import Load
-from glm_accelerate.plan.resolve import Ground, ground_of, order_of, resolve
+from glm_accelerate.plan.resolve import order_of, resolve
 from glm_accelerate.plan.run_plan import RunPlan
 
 GB = 10**9

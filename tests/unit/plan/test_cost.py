@@ -7,9 +7,17 @@ from glm_accelerate.data.order import Order
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import weights_of
 from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.plan.cost import Speed, Work, run_flops, run_seconds, trained_weights
-from glm_accelerate.plan.flops import Trained, pairs, step_flops
-from glm_accelerate.plan.passes import Load
+from glm_accelerate.plan.cost import (
+    Speed,
+    Trained,
+    Work,
+    pairs,
+    run_flops,
+    run_seconds,
+    step_flops,
+    trained_weights,
+)
+from glm_accelerate.plan.ground import Load
 
 NINE = Sizes(151552, 4096, 13696, 40, 32, 2, 128, 1e-5, 1e4, 64, True, 131072, sandwich=True)
 WORK = Work(tokens=1e7, pairs=1e10, targets=5e6, steps=100)

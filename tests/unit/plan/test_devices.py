@@ -1,6 +1,6 @@
 import pytest
 
-from glm_accelerate.plan.devices import ALSO, DEVICES, GIB, as_hardware, find_device, known
+from glm_accelerate.plan.hardware import ALSO, DEVICES, GIB, as_hardware, find_device, known
 from glm_accelerate.runtime.errors import UserError
 
 

@@ -12,10 +12,10 @@ from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan import cost, resolve
-from glm_accelerate.plan.devices import GIB, as_hardware, find_device
-from glm_accelerate.plan.hardware import Hardware, detect
+from glm_accelerate.plan.ground import Ground, ground_of
+from glm_accelerate.plan.hardware import GIB, Hardware, as_hardware, detect, find_device
 from glm_accelerate.plan.levers import possible
-from glm_accelerate.plan.resolve import Ground, fitting_plan, ground_of, plan_and_weigh
+from glm_accelerate.plan.resolve import fitting_plan, plan_and_weigh
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.plan.weigh import Weighed, advise, duration
 from glm_accelerate.runtime.errors import UserError

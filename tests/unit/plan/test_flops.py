@@ -13,7 +13,7 @@ from glm_accelerate.kernels.attention import attention_reference
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.plan.flops import Trained, attention_flops, product_flops, step_flops
+from glm_accelerate.plan.cost import Trained, attended_flops, pairs, product_flops, step_flops
 
 LENGTHS = (13, 24, 1, 40)
 TOKENS, TARGETS = sum(LENGTHS), 7
@@ -48,9 +48,9 @@ def test_attention_is_the_causal_half_of_what_a_dense_one_multiplies(make_model:
     with FlopCounterMode(display=False) as counted:
         attention_reference(q, k, v, [length]).sum().backward()
     half = (length + 1) / (2 * length)
-    assert attention_flops(sizes, Trained(), [length]) == sizes.layers * half * counted.get_total_flops()
-    prefixed = attention_flops(sizes, Trained("prefix", prefix_tokens=5), [length])
-    assert prefixed / attention_flops(sizes, Trained(), [length]) == pytest.approx(1 + 5 / ((length + 1) / 2))
+    alone, prefixed = (attended_flops(sizes, Trained(), pairs([length], tokens)) for tokens in (0, 5))
+    assert alone == sizes.layers * half * counted.get_total_flops()
+    assert prefixed / alone == pytest.approx(1 + 5 / ((length + 1) / 2))
 
 
 def test_a_step_is_four_or_six_operations_a_weight_and_token(make_model: Callable[..., Path]) -> None:

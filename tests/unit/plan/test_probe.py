@@ -18,11 +18,10 @@ from glm_accelerate.memory.job import Job
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan import probe, resolve
 from glm_accelerate.plan.cost import Speed
-from glm_accelerate.plan.devices import as_hardware, find_device
-from glm_accelerate.plan.ground import MachineMeasurement
-from glm_accelerate.plan.hardware import detect
+from glm_accelerate.plan.ground import MachineMeasurement, ground_of
+from glm_accelerate.plan.hardware import as_hardware, detect, find_device
 from glm_accelerate.plan.probe import Answer, measured_ground, short
-from glm_accelerate.plan.resolve import ground_of, plan_and_weigh
+from glm_accelerate.plan.resolve import plan_and_weigh
 from glm_accelerate.plan.weigh import duration
 
 SLOW = Speed(1e11, 1e12, "")

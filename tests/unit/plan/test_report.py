@@ -1,5 +1,4 @@
 import io
-from dataclasses import dataclass
 
 from rich.console import Console
 
@@ -7,15 +6,10 @@ from glm_accelerate.plan.report import show_plan
 from glm_accelerate.plan.run_plan import Reason
 
 
-@dataclass(frozen=True)
-class Plan:
-    reasons: tuple[Reason, ...]
-
-
 def test_every_value_stands_beside_its_reason() -> None:
     out = io.StringIO()
     reasons = (Reason("steps", "300", "the config"), Reason("data [bold]", "[red]x", "counted"))
-    show_plan(Plan(reasons), Console(file=out, width=80))
+    show_plan(reasons, Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["what", "steps", "data"]
     assert lines[1].split(maxsplit=2)[1:] == ["300", "the config"]

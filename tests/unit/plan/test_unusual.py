@@ -9,7 +9,7 @@ import pytest
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.models.weights import read_config
-from glm_accelerate.plan.unusual import unusual
+from glm_accelerate.plan.report import unusual
 from glm_accelerate.runtime.errors import UserError
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t"}})

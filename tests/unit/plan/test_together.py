@@ -1,28 +1,33 @@
 """What cannot go together is refused by name, with a cure that is none of what was refused."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from glm_accelerate.memory.together import refuse
+from glm_accelerate.memory.job import Job
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan.levers import refuse
 from glm_accelerate.runtime.errors import UserError
 
-PLAIN: dict[str, Any] = {
-    "offload": ("activations",),
-    "fuse_update": False,
-    "optimizer": "adamw",
-    "limit": 1.0,
-    "method": "lora",
-    "compute": "bfloat16",
-    "ranks": 2,
-    "shards": 2,
-}
-FUSED: dict[str, Any] = {"fuse_update": True, "limit": 0.0, "ranks": 1, "shards": 1}
+SIZES = Sizes(64, 32, 48, 2, 4, 2, 8, 1e-5, 1e4, 8, False, 128, sandwich=True)
+PLAIN = Job(SIZES, offload=frozenset({"activations"}), ranks=2, shards=2)
+FUSED: dict[str, Any] = {"fuse_update": True, "ranks": 1, "shards": 1}
+
+
+def check(changes: dict[str, Any]) -> None:
+    """Clipped by 1 where nothing else is said and updates are not fused."""
+    clip = 0.0 if changes.get("fuse_update") else 1.0
+    job = {key: frozenset(value) if key == "offload" else value for key, value in changes.items()}
+    refuse(
+        replace(PLAIN, **{key: value for key, value in job.items() if key != "clip"}),
+        changes.get("clip", clip),
+    )
 
 
 @pytest.mark.parametrize(
-    "said",
+    "changes",
     [
         {},
         FUSED,
@@ -32,17 +37,18 @@ FUSED: dict[str, Any] = {"fuse_update": True, "limit": 0.0, "ranks": 1, "shards"
         {"optimizer": "adamw8bit", "shards": 1},
     ],
 )
-def test_what_goes_together(said: dict[str, Any]) -> None:
-    refuse(**PLAIN | said)
+def test_what_goes_together(changes: dict[str, Any]) -> None:
+    check(changes)
 
 
 @pytest.mark.parametrize(
-    ("said", "names", "cure"),
+    ("changes", "names", "cure"),
     [
-        (FUSED | {"limit": 1.0}, "optim.clip=1 ", "optim.clip=0"),
+        (FUSED | {"clip": 1.0}, "optim.clip=1 ", "optim.clip=0"),
         (FUSED | {"compute": "float16"}, "precision.compute=float16", "precision.compute=bfloat16"),
         (FUSED | {"ranks": 2}, "memory.fuse_update", "memory.fuse_update=off"),
         (FUSED | {"offload": ("optimizer",)}, "memory.offload=[optimizer]", "memory.fuse_update=off"),
+        (FUSED | {"passes": 2}, "several passes", "memory.fuse_update=off"),
         ({"offload": ("optimizer",)}, "memory.offload=[optimizer]", "parallel.shard=full"),
         (
             {"offload": ("optimizer",), "ranks": 1, "compute": "float16"},
@@ -54,7 +60,7 @@ def test_what_goes_together(said: dict[str, Any]) -> None:
         ({"optimizer": "adamw8bit"}, "optim.name=adamw8bit", "parallel.shard=off"),
     ],
 )
-def test_what_does_not(said: dict[str, Any], names: str, cure: str) -> None:
+def test_what_does_not(changes: dict[str, Any], names: str, cure: str) -> None:
     with pytest.raises(UserError, match=re.escape(names)) as refused:
-        refuse(**PLAIN | said)
+        check(changes)
     assert cure in (refused.value.cure or "")
