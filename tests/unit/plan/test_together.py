@@ -20,10 +20,8 @@ def check(changes: dict[str, Any]) -> None:
     """Clipped by 1 where nothing else is said and updates are not fused."""
     clip = 0.0 if changes.get("fuse_update") else 1.0
     job = {key: frozenset(value) if key == "offload" else value for key, value in changes.items()}
-    refuse(
-        replace(PLAIN, **{key: value for key, value in job.items() if key != "clip"}),
-        changes.get("clip", clip),
-    )
+    clip = job.pop("clip", clip)
+    refuse(replace(PLAIN, **job), clip)
 
 
 @pytest.mark.parametrize(
