@@ -12,6 +12,7 @@ from glm_accelerate.data.pack import aligned
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.float8 import missing as no_float8
 from glm_accelerate.kernels.native.build import lacking as no_native
+from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
 from glm_accelerate.models.shapes import shapes_of
@@ -20,7 +21,7 @@ from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import refuse
-from glm_accelerate.plan.run_plan import Reason, RunPlan
+from glm_accelerate.plan.run_plan import Memory, Reason, RunPlan
 from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
 from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
@@ -31,7 +32,6 @@ MOST_EVALUATED = 256  # inline: training waits for each of them
 MOST_BETWEEN = 500  # steps from one evaluation to the next
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
 WORTH_NATIVE = 30  # seconds: a third of them is saved; compiling our C++ takes about ten, once a machine
-_WHY_RECOMPUTE = {"off": "fits without", "blocks": "else it would not fit"}  # where the config leaves it open
 
 T = TypeVar("T")
 
@@ -79,13 +79,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     say("shards", job.shards, settled.shards_why if as_settled else "divided they would need more")
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
     say("tokens in one pass", chosen.micro_tokens, why)
-    recomputes = job.recompute != "off"
-    say("recompute", job.recompute, _source(config.memory.recompute, _WHY_RECOMPUTE[job.recompute]))
-    say("offload", ", ".join(sorted(job.offload)) or "off", _source(config.memory.offload, "not needed"))
-    whose = "of a process, " if job.device == "cpu" else ""
-    room = f"{amount(memory.room)} {memory.room_why}"
-    most = f"{whose}predicted, in the {memory.phase}; {room}"
-    say("memory at most", amount(memory.watched(job.device)), most)
+    _say_memory(config, job, memory, reasons)
     warmup = config.optim.warmup
     warmup_steps = round(warmup * load.steps) if warmup < 1 else int(warmup)
     say("warm-up", f"{warmup_steps:,} steps", f"optim.warmup {warmup:g}")
@@ -93,6 +87,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     cores = f"{hardware.cores} cores" + (" assumed" if hardware.assumed else "")
     say("device", hardware.name, f"{hardware.device}, {cores}")
     refuse(job, config.optim.clip)
+    recomputes = job.recompute != "off"
     only_to_fit = config.memory.recompute == "auto" and recomputes
     plan = RunPlan(
         family=ground.family.name,
@@ -182,6 +177,16 @@ def _weighed(
     whole = replace(setting, job=replace(setting.job, shards=1))
     alone = weigh(config, whole, load, ground.hardware, speed)
     return divided if divided.memory.needed < alone.memory.needed else alone
+
+
+def _say_memory(config: RunConfig, job: Job, memory: Memory, reasons: Reasons) -> None:
+    asked = config.memory
+    why = "fits without" if job.recompute == "off" else "else it would not fit"
+    reasons.say("recompute", job.recompute, _source(asked.recompute, why))
+    reasons.say("offload", ", ".join(sorted(job.offload)) or "off", _source(asked.offload, "not needed"))
+    peak, room = amount(memory.watched(job.device)), f"{amount(memory.room)} {memory.room_why}"
+    whose = "of a process, " if job.device == "cpu" else ""
+    reasons.say("memory at most", peak, f"{whose}predicted, in the {memory.phase}; {room}")
 
 
 def _source(value: object, otherwise: str) -> str:
