@@ -17,9 +17,8 @@ from torch import Tensor
 
 from benchmarks.child import read, write
 from glm_accelerate.generate import answer, decoding
-from glm_accelerate.generate.decoding import Decoding, Said
+from glm_accelerate.generate.decoding import Decoding, NewTokens, Row
 from glm_accelerate.generate.sample import Sampling, pick
-from glm_accelerate.generate.slots import Row
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.weights import load_model
@@ -82,7 +81,7 @@ def ours(job: Job) -> Done:
     now, prefill = clock_of(job.device), [0.0]
     read = Decoding.read
 
-    def timed(self: Decoding, coming: Any) -> Said:
+    def timed(self: Decoding, coming: Any) -> NewTokens:
         began = now()
         tokens = read(self, coming)
         prefill[0] += now() - began

@@ -5,9 +5,15 @@ prompts that wait move in as soon as enough slots are free to read several of th
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from glm_accelerate.generate.decoding import Decoding
+from glm_accelerate.generate.decoding import (
+    Decoding,
+    Row,
+    affordable,
+    manner_of,
+    plan_shelves,
+    take_fitting,
+)
 from glm_accelerate.generate.sample import GREEDY, Sampling
-from glm_accelerate.generate.slots import Row, WaitingRows, affordable, manner_of, plan_shelves
 from glm_accelerate.models.cache import Shelf
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.runtime.errors import UserError
@@ -31,9 +37,7 @@ def generate(
 
     At most `batch` rows grow at once, or as many as memory allows; `on_answer` hears of each as it ends.
     """
-    for number, prompt in enumerate(prompts):
-        _check(model, prompt, f"prompt {number}")
-    rows = [Row(n, prompt, _room(model, prompt, max_new_tokens)) for n, prompt in enumerate(prompts)]
+    rows = [_row(model, n, prompt, max_new_tokens, f"prompt {n}") for n, prompt in enumerate(prompts)]
     with evaluating(model):
         for row in _as_they_end(model, rows, stops, sampling, batch):
             if on_answer is not None:
@@ -46,28 +50,29 @@ def _as_they_end(
 ) -> Iterator[Row]:
     """Every row, as soon as it has its whole answer."""
     yield from (row for row in rows if row.room <= 0)
-    waiting = WaitingRows(row for row in rows if row.room > 0)
+    waiting = sorted((row for row in rows if row.room > 0), key=lambda row: (row.need, -row.number))
     if not waiting:
         return
     manner = manner_of(model.embed.device)
-    shelves = plan_shelves(waiting.needs, batch or manner.rows, affordable(model), manner.alike)
+    needs = [row.need for row in waiting]
+    shelves = plan_shelves(needs, batch or manner.rows, affordable(model), manner.alike)
     slots = sum(shelf.slots for shelf in shelves)
     decoding = Decoding(model, shelves, sampling)
     while waiting or decoding.living:
         coming: list[tuple[Row, int]] = []
         if waiting and slots - len(decoding.living) >= min(len(waiting), -(-slots // SHARE)):
-            coming = waiting.take(shelves, decoding.free)
+            coming = take_fitting(waiting, shelves, decoding.free)
         if coming:
-            said = decoding.read(coming)
+            new = decoding.read(coming)
         else:
-            said = decoding.grow(min(manner.unseen, *(row.left for row in decoding.living)))
-        ended = [row for row, tokens in said if take(row, tokens, stops)]
+            new = decoding.grow(min(manner.unseen, *(row.left for row in decoding.living)))
+        ended = [row for row, tokens in new if take(row, tokens, stops)]
         decoding.drop(ended)
         yield from ended
 
 
-def take(row: Row, tokens: Sequence[int], stops: Collection[int]) -> bool:
-    """A row's next tokens. Whether its answer ended among them: what came after is dropped."""
+def take(row: Row, tokens: Tokens, stops: Collection[int]) -> bool:
+    """Add a row's next tokens. Whether its answer ended among them: what came after is dropped."""
     for token in tokens:
         if token in stops:
             return True
@@ -86,16 +91,15 @@ def stream(
     sampling: Sampling = GREEDY,
 ) -> Iterator[int]:
     """One answer, token by token, as they come."""
-    _check(model, prompt, "the prompt")
-    row = Row(0, prompt, _room(model, prompt, max_new_tokens))
+    row = _row(model, 0, prompt, max_new_tokens, "the prompt")
     if row.room <= 0:
         return
     with evaluating(model):
         decoding = Decoding(model, [Shelf(1, row.need)], sampling)
-        said = decoding.read([(row, 0)])
-        while not take(row, said[0][1], stops):
+        new = decoding.read([(row, 0)])
+        while not take(row, new[0][1], stops):
             yield row.answer[-1]
-            said = decoding.grow()
+            new = decoding.grow()
         if not row.left:
             yield row.answer[-1]
 
@@ -111,11 +115,8 @@ def evaluating(model: Decoder) -> Generator[None]:
         model.train(training)
 
 
-def _room(model: Decoder, prompt: Tokens, max_new_tokens: int) -> int:
-    return min(max_new_tokens, model.sizes.max_positions - len(prompt))
-
-
-def _check(model: Decoder, prompt: Tokens, name: str) -> None:
+def _row(model: Decoder, number: int, prompt: Tokens, max_new_tokens: int, name: str) -> Row:
+    """A row with room for its answer within the model's positions."""
     positions = model.sizes.max_positions
     if not prompt:
         raise UserError(f"{name} is empty", cure="a prompt has at least one token")
@@ -124,3 +125,4 @@ def _check(model: Decoder, prompt: Tokens, name: str) -> None:
             f"{name} has {len(prompt)} tokens, the model has {positions} positions",
             cure="shorten it, so that an answer fits behind it",
         )
+    return Row(number, prompt, min(max_new_tokens, positions - len(prompt)))

@@ -1,4 +1,4 @@
-"""A conversation with a model: what was said so far, and each answer as text while it comes."""
+"""A conversation with a model: its turns so far, and each answer as text while it comes."""
 
 from collections.abc import Generator, Iterable, Iterator
 
@@ -14,7 +14,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that 
 
 
 class Chat:
-    """Remembers the turns. `system` opens every conversation."""
+    """The turns of a conversation. `system` opens every one."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Chat:
         self.messages = list(self._opening)
 
     def clear(self) -> None:
-        """Forget what was said."""
+        """Begin a new conversation."""
         self.messages = list(self._opening)
 
     def ask(self, question: str) -> Generator[str]:

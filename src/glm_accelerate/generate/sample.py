@@ -28,7 +28,7 @@ class Sampling:
             raise UserError(f"top_p is {self.top_p}", cure="above 0 and at most 1")
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A fresh source of chance, apart from the one that training draws from."""
+        """A generator of its own: training draws from another."""
         return torch.Generator(device).manual_seed(self.seed)
 
 

@@ -6,9 +6,8 @@ import torch
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.generate import answer, decoding
 from glm_accelerate.generate.answer import generate, stream
-from glm_accelerate.generate.decoding import Decoding
+from glm_accelerate.generate.decoding import Decoding, Manner, Row
 from glm_accelerate.generate.sample import GREEDY, Sampling
-from glm_accelerate.generate.slots import Manner, Row
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.cache import Shelf
 from glm_accelerate.runtime.errors import UserError

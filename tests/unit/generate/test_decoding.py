@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from glm_accelerate.generate.slots import Row, WaitingRows, affordable, plan_shelves
+from glm_accelerate.generate.decoding import Row, affordable, plan_shelves, take_fitting
 from glm_accelerate.models.cache import KeyValueCache, Shelf
 
 
@@ -41,10 +41,9 @@ def test_memory_bounds_the_rows(pair):
 
 
 def test_the_longest_that_fits_goes_first():
-    waiting = WaitingRows(rows([10, 50, 20, 50, 90, 30]))
-    assert waiting.needs == [10, 20, 30, 50, 50, 90]
-    taken = waiting.take([Shelf(2, 90), Shelf(3, 30)], [1, 2])
+    waiting = sorted(rows([10, 50, 20, 50, 90, 30]), key=lambda row: (row.need, -row.number))
+    taken = take_fitting(waiting, [Shelf(2, 90), Shelf(3, 30)], [1, 2])
     assert [(row.number, shelf) for row, shelf in taken] == [(4, 0), (5, 1), (2, 1)]
-    assert waiting.take([Shelf(2, 90), Shelf(3, 9)], [0, 3]) == []  # nothing free, nothing that fits
-    assert [row.number for row, _ in waiting.take([Shelf(9, 90)], [9])] == [1, 3, 0]
+    assert take_fitting(waiting, [Shelf(2, 90), Shelf(3, 9)], [0, 3]) == []  # nothing free, nothing that fits
+    assert [row.number for row, _ in take_fitting(waiting, [Shelf(9, 90)], [9])] == [1, 3, 0]
     assert not waiting
