@@ -10,7 +10,7 @@ import pytest
 from glm_accelerate.cli import evaluate
 from glm_accelerate.cli.main import Parser
 from glm_accelerate.config.load import override
-from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.config.schema import DataSection, EvaluateSection, RunConfig
 from glm_accelerate.evaluate.measuring.metrics import Scorer, metric_names
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +29,18 @@ def test_every_evaluate_command_is_understood(words: str) -> None:
     parser = Parser()
     evaluate.arguments(parser)
     assert parser.parse_intermixed_args(shlex.split(words)).path
+
+
+def test_the_help_names_the_defaults_of_the_config() -> None:
+    parser = Parser()
+    evaluate.arguments(parser)
+    shown = " ".join(parser.format_help().split())
+    for option, section, field in (
+        ("--max-tokens", DataSection, "max_tokens"),
+        ("--max-new-tokens", EvaluateSection, "max_new_tokens"),
+    ):
+        (number,) = re.findall(rf"{option} N (?!--).*?else (\d+)\)", shown)
+        assert int(number) == section.model_fields[field].default
 
 
 def test_every_setting_is_one() -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 HELP = "Measure a model on held-out conversations: loss, and its greedy answers, each with an interval."
 
-LONGEST_SAMPLE = 2048
 MEASURING = ("json", "data", "metrics", "samples", "max_tokens", "max_new_tokens", "precision", "predictions")
 
 
@@ -40,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a fixed choice of so many (of a run on its own data: as it chooses; else all)",
     )
     for name, least, about in (
-        ("--max-tokens", 16, f"longest sample of --data (of a run: its own; else {LONGEST_SAMPLE})"),
+        ("--max-tokens", 16, "longest sample of --data (of a run: its own; else 2048)"),
         ("--max-new-tokens", 1, "longest answer (of a run: its own; else 256)"),
         ("--threads", 1, "of the processor (as many as it has cores)"),
     ):
@@ -52,15 +51,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda:1, ... (the first GPU, if there is one)")
     parser.add_argument("--predictions", metavar="FILE", help="write each question with its answer there")
-    parser.add_argument("--json", action="store_true", help="figures for programs, on stdout")
-    parser.add_argument(
-        "--report", action="store_true", help="of a run: write a page and a picture of all that was found"
-    )
-    parser.add_argument("--follow", action="store_true", help="of a run: answer its evaluations as they come")
-    parser.add_argument(
-        "--trust", action="store_true", help="of a run: execute the FILE.py:FUNCTION that its config names"
-    )
-    parser.add_argument("--once", action="store_true", help="with --follow: what waits now, no more")
+    for name, about in (
+        ("--json", "figures for programs, on stdout"),
+        ("--report", "of a run: write a page and a picture of all that was found"),
+        ("--follow", "of a run: answer its evaluations as they come"),
+        ("--trust", "of a run: execute the FILE.py:FUNCTION that its config names"),
+        ("--once", "with --follow: what waits now, no more"),
+    ):
+        parser.add_argument(name, action="store_true", help=about)
     parser.add_argument(
         "--build", metavar="MODULE:FUNCTION", help="with --follow: makes an examiner of your own from RUN"
     )
@@ -71,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
     for option in ("once", "build"):
         if getattr(args, option) and not args.follow:
             raise UserError(f"--{option} is for --follow")
-    for verb in ("follow", "report"):
-        if getattr(args, verb):
-            _require_alone(args, verb)
+    for verb in ("follow", "report"):  # they do as the run's config says
+        given = next((name for name in MEASURING if getattr(args, name)), None)
+        if getattr(args, verb) and given is not None:
+            raise UserError(f"--{given.replace('_', '-')} is not for --{verb}", cure="leave it out")
     if args.follow:
         return follow(args)
     if args.report:
@@ -82,13 +81,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{report(_run_of(args.path))}\n")
         return 0
     return measure(args)
-
-
-def _require_alone(args: argparse.Namespace, verb: str) -> None:
-    """Following and reporting do as the run's config says."""
-    for name in MEASURING:
-        if getattr(args, name):
-            raise UserError(f"--{name.replace('_', '-')} is not for --{verb}", cure="leave it out")
 
 
 def follow(args: argparse.Namespace) -> int:
@@ -106,7 +98,7 @@ def follow(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace) -> int:
-    """Once, now."""
+    """One evaluation, now."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -130,7 +122,7 @@ def measure(args: argparse.Namespace) -> int:
     if args.predictions and not answers:
         raise UserError("--predictions needs answers", cure="--metrics loss exact_match")
     if not args.data:
-        _needs_no_data(args)
+        _require_run(args)
     console = Console(soft_wrap=True)
     if weights.said and not args.json:
         console.print(Text(weights.said))
@@ -145,7 +137,8 @@ def measure(args: argparse.Namespace) -> int:
     return 0
 
 
-def _needs_no_data(args: argparse.Namespace) -> None:
+def _require_run(args: argparse.Namespace) -> None:
+    """Without --data the samples are those of a run."""
     from glm_accelerate.models.adapt.files import is_adapter
 
     path = Path(args.path)

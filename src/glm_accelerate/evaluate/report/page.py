@@ -26,7 +26,6 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
 
 QUESTIONS = 3  # shown with their answers
-SO_FAR = "so far"
 LONGEST = 700  # characters of a text: of a prompt the last ones, of an answer the first
 
 
@@ -34,73 +33,68 @@ def report(run: Path) -> Path:
     """Write both files; returns the page."""
     evaluations, events = listing(run), read_events(run / "events.jsonl")
     if not evaluations.results and not evaluations.waiting:
-        raise UserError(
-            "nothing was evaluated in this run", where=run, cure="say data.dev=FILE when it trains"
-        )
-    title, course = f"Evaluations of {run.resolve().name}", main_results(evaluations.results)
-    config = run / "config.yaml"
+        cure = "say data.dev=FILE when it trains"
+        raise UserError("nothing was evaluated in this run", where=run, cure=cure)
+    course, config, page = main_results(evaluations.results), run / "config.yaml", run / FOLDER / "report.md"
     margin = load_config(config).evaluate.margin if config.is_file() else 0.0
-    better = gains(scored_steps(course), margin)
-    best = best_step(run)
-    word = SO_FAR if best is None else "best"
-    best = better[-1] if best is None and any(better) else best
-    page = run / FOLDER / "report.md"
-    picture = held_out_curve(losses(events, "step"), course, better, best, title, word)
-    write_text(page.with_suffix(".svg"), picture)
-    write_text(
-        page, "\n".join([f"# {_cell(title)}\n", *_page(run, evaluations, events, course, best, word)]) + "\n"
-    )
+    better, best = gains(scored_steps(course), margin), best_step(run)
+    named = best is not None  # else training has not taken the results over yet
+    best = better[-1] if better and not named else best
+    title = f"Evaluations of {run.resolve().name}"
+    curve, word = losses(events, "step"), "best" if named else "so far"
+    write_text(page.with_suffix(".svg"), held_out_curve(curve, course, better, best, title, word))
+    lines = [
+        f"# {_cell(title)}\n",
+        "![held-out loss over steps](report.svg)\n",
+        *_best(evaluations.results, best, named),
+        *_tables(evaluations.results),
+        *_missing(evaluations),
+        *_decisions(events),
+        *_cost(run, events),
+        *_answers(run, course, best),
+    ]
+    write_text(page, "\n".join(lines) + "\n")
     return page
 
 
 def best_so_far(run: Path) -> str:
     """The best step that training named, as the end of a line."""
-    best = best_step(run)
-    about = [] if best is None else _about(results(run), best)
-    if not about or about[0].loss is None:
+    most = _most(results(run), best_step(run))
+    if most is None or most.loss is None:
         return ""
-    samples = f"{about[0].samples:,} of {about[0].total:,}"
-    return f" · best: step {best:,}, loss {enclosed(about[0].loss, about[0].ci95)} ({samples})"
+    samples = f"{most.samples:,} of {most.total:,}"
+    return f" · best: step {most.step:,}, loss {enclosed(most.loss, most.ci95)} ({samples})"
 
 
-def _about(results: Sequence[EvaluationResult], step: int | None) -> list[EvaluationResult]:
-    """The results of a step that have a loss, that of the most samples first."""
+def _most(results: Sequence[EvaluationResult], step: int | None) -> EvaluationResult | None:
+    """The result of a step that has a loss, on the most samples."""
     about = [result for result in results if result.step == step and result.loss is not None]
-    return sorted(about, key=lambda one: one.samples, reverse=True)
+    return max(about, key=lambda one: one.samples, default=None)
 
 
-def _page(
-    run: Path,
-    evaluations: Listing,
-    events: Sequence[Event],
-    course: Sequence[EvaluationResult],
-    best: int | None,
-    word: str,
-) -> Iterator[str]:
-    yield "![held-out loss over steps](report.svg)\n"
-    for most in _about(evaluations.results, best)[:1]:
-        assert most.loss is not None
-        loss = f"loss {enclosed(most.loss, most.ci95)}, {_enough(most)}"
-        open_ = " (training has not taken it over yet)" if word == SO_FAR else ""
-        yield f"**{word.capitalize()}: step {most.step:,}**{open_}, {loss}\n"
-    yield from _tables(evaluations.results)
+def _best(results: Sequence[EvaluationResult], step: int | None, named: bool) -> Iterator[str]:
+    most = _most(results, step)
+    if most is None or most.loss is None:
+        return
+    if most.samples >= most.total:
+        enough = f"on all {most.total:,} held-out samples."
+    else:
+        compare = "enough to compare steps, " if most.samples >= FEWEST_TO_COMPARE else ""
+        enough = (
+            f"on {most.samples:,} of {most.total:,} held-out samples: {compare}not for a figure "
+            "to publish (`evaluate RUN --samples all`)."
+        )
+    best = f"**Best: step {most.step:,}**"
+    if not named:
+        best = f"**So far: step {most.step:,}** (training has not taken it over yet)"
+    yield f"{best}, loss {enclosed(most.loss, most.ci95)}, {enough}\n"
+
+
+def _missing(evaluations: Listing) -> Iterator[str]:
     if evaluations.waiting:
         steps = ", ".join(f"{request.step:,}" for request in evaluations.waiting)
         yield f"Asked and not answered yet: steps {steps}.\n"
     yield from (f"- {_cell(reason)}\n" for reason in evaluations.passed_over)
-    yield from _decisions(events)
-    yield from _cost(run, events)
-    yield from _answers(run, course, best)
-
-
-def _enough(best: EvaluationResult) -> str:
-    if best.samples >= best.total:
-        return f"on all {best.total:,} held-out samples."
-    enough = "enough to compare steps, " if best.samples >= FEWEST_TO_COMPARE else ""
-    return (
-        f"on {best.samples:,} of {best.total:,} held-out samples: {enough}not for a figure "
-        "to publish (`evaluate RUN --samples all`)."
-    )
 
 
 def _tables(results: Sequence[EvaluationResult]) -> Iterator[str]:
@@ -138,17 +132,11 @@ def _row(result: EvaluationResult, names: Sequence[str]) -> Iterator[str]:
     yield f"{result.samples:,} of {result.total:,}" if result.samples else ""
     yield "" if result.against is None else compared(asdict(result.against))
     for name in names:
-        yield _with_interval(result, name)
+        value, ends = result.metrics.get(name), result.intervals.get(name)
+        yield "" if value is None else metric(value) + (f" ({_between(ends, metric)})" if ends else "")
     yield f"{result.seconds:,.1f}" if result.seconds else ""
     yield _cell(" ".join(result.by[key] for key in ("where", "device", "host") if key in result.by))
     yield _cell(result.status if result.reason is None else f"{result.status}: {result.reason}")
-
-
-def _with_interval(result: EvaluationResult, name: str) -> str:
-    if name not in result.metrics:
-        return ""
-    interval = result.intervals.get(name)
-    return metric(result.metrics[name]) + (f" ({_between(interval, metric)})" if interval else "")
 
 
 def _between(interval: Interval, write: Callable[[float], str]) -> str:
@@ -161,9 +149,8 @@ def _decisions(events: Sequence[Event]) -> Iterator[str]:
     decisions = [event for event in events if event["kind"] == "decision" and number(event, "step") > 0]
     if decisions:
         yield "## Decisions\n"
-        yield from (
-            f"- step {number(event, 'step'):,.0f}: {_cell(str(event.get('said', '')))}" for event in decisions
-        )
+        for event in decisions:
+            yield f"- step {number(event, 'step'):,.0f}: {_cell(str(event.get('said', '')))}"
         yield ""
 
 
@@ -173,9 +160,9 @@ def _cost(run: Path, events: Sequence[Event]) -> Iterator[str]:
         inline = json.loads((run / "plan.json").read_text(encoding="utf-8"))["evaluate_where"] == "inline"
     except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: the next start writes it again
         inline = False
-    kind, field, what = (
-        ("eval", "seconds", "evaluations") if inline else ("snapshot", "blocked_seconds", "snapshots")
-    )
+    kind, field, what = "snapshot", "blocked_seconds", "snapshots"
+    if inline:
+        kind, field, what = "eval", "seconds", "evaluations"
     waits = [number(event, field) for event in events if event["kind"] == kind]
     steps = [number(event, "seconds") for event in events if event["kind"] == "step"]
     if waits and steps:
@@ -199,14 +186,14 @@ def _answers(run: Path, course: Sequence[EvaluationResult], best: int | None) ->
     yield "## Answers\n"
     for index, question in enumerate(first[:QUESTIONS]):
         yield f"### Question {index + 1}\n"
-        yield from _quoted("prompt", _tail(str(question.get("prompt", ""))))
-        yield from _quoted("reference", _head(str(question.get("reference", ""))))
+        yield from _quoted("prompt", _shortened(str(question.get("prompt", "")), end=True))
+        yield from _quoted("reference", _shortened(str(question.get("reference", ""))))
         for step, predictions in by_step.items():
             if index < len(predictions) and predictions[index].get("prompt") == question.get("prompt"):
                 scores = cast("Mapping[str, float]", predictions[index].get("scores") or {})
                 figures = "".join(f", {name} {metric(value)}" for name, value in scores.items())
                 name = f"step {step:,}{' (best)' if step == best else ''}{figures}"
-                yield from _quoted(name, _head(str(predictions[index].get("answer", ""))))
+                yield from _quoted(name, _shortened(str(predictions[index].get("answer", ""))))
 
 
 def _predictions(run: Path, result: EvaluationResult) -> list[dict[str, object]]:
@@ -224,12 +211,11 @@ def _quoted(name: str, text: str) -> Iterator[str]:
     yield f"{_cell(name)}:\n\n{fence}text\n{_printable(text.strip())}\n{fence}\n"
 
 
-def _tail(text: str) -> str:
-    return text if len(text) <= LONGEST else f"… {text[-LONGEST:]}"
-
-
-def _head(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+def _shortened(text: str, *, end: bool = False) -> str:
+    """Its beginning, or its end."""
+    if len(text) <= LONGEST:
+        return text
+    return f"… {text[-LONGEST:]}" if end else f"{text[:LONGEST]} …"
 
 
 def _cell(text: str) -> str:
