@@ -10,8 +10,7 @@ import torch
 from benchmarks.gpu.finding import Finding
 from benchmarks.memory.cases import PREDICTED, SMALL
 from benchmarks.memory.tracked import measure
-from glm_accelerate.kernels.attention_path import facts_of
-from glm_accelerate.kernels.choose import choose_form
+from glm_accelerate.kernels.choose import choose_form, facts_of
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.runtime.host import host_memory

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.rivals import Case, Rival, Work, main
 from glm_accelerate.kernels.attention import attention, attention_reference
-from glm_accelerate.kernels.attention_path import FLASH, FLEX, VARLEN, facts_of
+from glm_accelerate.kernels.choose import FLASH, FLEX, VARLEN, facts_of
 from glm_accelerate.kernels.varlen_attention import Documents, varlen_attention
 
 HEADS, SHARED, WIDTH = 32, 2, 128  # of GLM-4-9B

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.kernels.rivals import Case, Rival, Work, main
-from glm_accelerate.kernels.attention_path import facts_of
+from glm_accelerate.kernels.choose import facts_of
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy
 
 WIDTH, WORDS = 4_096, 151_552  # of GLM-4-9B

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from glm_accelerate.kernels.triton_cross_entropy import BLOCK, loss_and_slope
+from glm_accelerate.kernels.triton_cross_entropy import BLOCK, loss_and_gradient
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]
@@ -36,7 +36,7 @@ def judged(mine: Tensor, plain: Tensor, exact: Tensor) -> None:
 @pytest.mark.parametrize(
     ("rows", "vocabulary"), [(1, 2), (3, 17), (5, BLOCK), (2, BLOCK + 1), (3, 3 * BLOCK - 1), (2, 151_552)]
 )
-def test_loss_and_slope(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+def test_loss_and_gradient(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
     """Odd widths, whole and broken blocks, GLM's vocabulary, and logits that need the running maximum."""
     logits, labels = drawn(rows, vocabulary, seed=0, dtype=dtype) * 16, labels_of(rows, vocabulary)
 
@@ -47,7 +47,7 @@ def test_loss_and_slope(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
         return losses.detach(), torch.autograd.grad(losses.sum(), x)[0]
 
     written = logits.to(dtype)
-    losses = loss_and_slope(written, labels, boost=1.0, by_slope=True)
+    losses = loss_and_gradient(written, labels, boost=1.0, wants_gradient=True)
     for mine, other, exact in zip((losses, written), plain(dtype), plain(torch.float64), strict=True):
         judged(mine, other, exact)
 
@@ -55,7 +55,7 @@ def test_loss_and_slope(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
 def test_logits_stay_where_no_slope_is_wanted() -> None:
     logits, labels = drawn(3, 1000, seed=0, dtype=torch.float32).float(), labels_of(3, 1000)
     before = logits.clone()
-    losses = loss_and_slope(logits, labels, boost=1.0, by_slope=False)
+    losses = loss_and_gradient(logits, labels, boost=1.0, wants_gradient=False)
     assert torch.equal(logits, before)
     assert torch.allclose(losses, torch.nn.functional.cross_entropy(before, labels, reduction="none"))
 
@@ -65,7 +65,7 @@ def test_what_is_not_finite_shows() -> None:
     """An overflow makes its own row's loss not a number, so that the step is seen and skipped."""
     logits, labels = drawn(3, 100, seed=0, dtype=torch.float32).float(), labels_of(3, 100)
     logits[1, 7] = float("inf")
-    losses = loss_and_slope(logits, labels, boost=1.0, by_slope=True)
+    losses = loss_and_gradient(logits, labels, boost=1.0, wants_gradient=True)
     assert losses.isfinite().tolist() == [True, False, True]
 
 

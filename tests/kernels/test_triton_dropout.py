@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels import lora
+from glm_accelerate.kernels import linear
 from glm_accelerate.kernels.dropout import Seeded
 from glm_accelerate.kernels.triton_dropout import dropped
 
@@ -32,14 +32,14 @@ def test_shares_and_independence() -> None:
 def test_lora_keeps_a_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against autograd with the mask that the seed stands for."""
     keep = Seeded(7, 0.25)
-    monkeypatch.setattr(lora, "draw", lambda like, share: keep)
+    monkeypatch.setattr(linear, "draw", lambda like, share: keep)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).requires_grad_(True)
 
     x, A, B, weight = drawn(2, 9, 60), drawn(8, 60), drawn(20, 8), drawn(20, 60).detach()
-    out = lora.lora_linear(x, weight, None, A, B, scale=4.0, dropout=0.25)
+    out = linear.lora_linear(x, weight, None, A, B, scale=4.0, dropout=0.25)
     mask = dropped(torch.ones_like(x), keep.seed, keep.share)
     plain = x @ weight.T + 4.0 / 0.75 * ((x * mask) @ A.T) @ B.T
     assert torch.allclose(out, plain, atol=1e-4)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from glm_accelerate.kernels.choose import form_now
+from glm_accelerate.kernels.linear import lora_linear_reference
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from glm_accelerate.kernels.lora import lora_linear_reference
 from glm_accelerate.kernels.rms_norm import rms_norm_reference, sandwich, sum_norm
 from glm_accelerate.kernels.rope import rope_reference, rope_table
 from glm_accelerate.kernels.swiglu import swiglu, swiglu_reference

@@ -1,9 +1,11 @@
 """Causal attention over packed rows: documents lie side by side and never see each other.
 
-Letters: B rows, T tokens, S cached tokens, N query heads, K key/value heads, D head width, P prefix tokens.
+Letters: B rows, T tokens, S cached tokens or tokens in all, N query heads, K key/value heads, D head width,
+H pairs of dimensions that turn, P prefix tokens.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +53,8 @@ def _one(q_BTND: Tensor, k_BTND: Tensor, v_BTND: Tensor, prefix: tuple[Tensor, T
 
 
 def attend_slots(q_B1ND: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, bias_BS: Tensor | None) -> Tensor:
-    """One new token a row against a cache that lies head by head. The query heads that share a key head stand
-    as its queries, so no key is repeated; `bias` is what `unseen` says, made once for all layers.
+    """One new token a row against a cache that lies head by head. The query heads that share a key head are
+    treated as its queries, so no key is repeated; `bias` comes from `unseen`, once for all layers.
     """
     B, _, N, D = q_B1ND.shape
     q_BKGD = q_B1ND.reshape(B, k_BKSD.shape[1], -1, D)
@@ -77,10 +79,40 @@ def _repeat(x_BTKD: Tensor, groups: int) -> Tensor:
     return x_BTKD if groups == 1 else x_BTKD.repeat_interleave(groups, dim=2)
 
 
+def rotary_attention(
+    q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, turns_SH2: Tensor, lengths: Sequence[int]
+) -> Tensor:
+    """attention(rope(q), rope(k), v) of documents of `lengths`, heads side by side. All in bfloat16.
+
+    One operator each way (native/attention.cpp) on a CPU with bfloat16 products: a document's scores stay in
+    cache, and none are kept.
+    """
+    out: Any = _Attention.apply(q_SND, k_SKD, v_SKD, turns_SH2, list(lengths))
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, turns: Tensor, lengths: list[int]) -> Tensor:
+        out_SND, norm_SN = torch.ops.glm_accelerate.attention(q, k, v, turns, lengths)
+        ctx.save_for_backward(q, k, v, turns, out_SND, norm_SN)
+        ctx.lengths = lengths
+        return out_SND.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, turns, out_SND, norm_SN = ctx.saved_tensors
+        grad_SND = grad_outputs[0].reshape(out_SND.shape).contiguous()
+        grads = torch.ops.glm_accelerate.attention_backward(
+            grad_SND, q, k, v, turns, out_SND, norm_SN, ctx.lengths
+        )
+        return (*grads, None, None)
+
+
 def attention_reference(
     q_BTND: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, lengths: Sequence[int] | None
 ) -> Tensor:
-    """The same by definition: one dense mask, a softmax and two products. For tests."""
+    """By definition: one dense mask, a softmax and two products. For tests."""
     B, T, N, D = q_BTND.shape
     tiles = [T] * B if lengths is None else list(lengths)
     document = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles)).view(B, T)

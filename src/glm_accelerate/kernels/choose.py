@@ -1,12 +1,14 @@
-"""Which form an operator takes on a device, and why. Shown once at the start of a run."""
+"""Which form an operator takes on a device, and why. Pure functions of the device's facts."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
-from glm_accelerate.kernels.attention_path import BY_DOCUMENT, Facts, attention_path
-from glm_accelerate.runtime.device import device_kind
+from glm_accelerate.kernels.triton_here import no_triton
+from glm_accelerate.runtime.device import device_kind, device_of
 
 # eager: PyTorch's operators with an own backward pass. compiled: one loop each way, made by torch.compile.
 # triton: one kernel each way. native: our own C++, for bfloat16 on CPUs that multiply it in hardware.
@@ -18,6 +20,38 @@ NAMES: dict[Form, str] = {
     "native": "own C++",
 }
 NOT_ASKED = "not asked for"
+SHORT = 300  # tokens: a document up to here is faster in float32 on a CPU, a longer one in bfloat16
+VARLEN, FLASH, FLEX, BY_DOCUMENT = "torch varlen", "flash-attn", "FlexAttention", "by document"
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the choice depends on. `capability` is (8, 0) for an A100, (9, 0) for an H100 or H200."""
+
+    device: str
+    capability: tuple[int, int] = (0, 0)
+    torch_flash: bool = False  # torch was built with flash attention
+    flash_attn: bool = False  # the package is installed
+    triton: bool = False  # its kernels run here
+    no_triton: str = "Triton is missing (pip install triton)"  # why they do not
+
+
+@cache
+def facts_of(device: torch.device) -> Facts:
+    """Looked up once a process."""
+    record = device_of(device)
+    if not record.gpu_kernels:
+        return Facts(device.type)
+    lack = no_triton()
+    return Facts(
+        device.type,
+        record.capability(),
+        record.flash_attention(),
+        find_spec("flash_attn") is not None,
+        lack is None,
+        " ".join((lack[0], f"({lack[1]})" if lack[1] else "")).strip() if lack else "",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +63,20 @@ class Choice:
     why: str
 
 
-SHORT = 300  # tokens: a document up to here is faster in float32 on a CPU, a longer one in bfloat16
-
-
 def attention_dtype(device: torch.device, dtype: torch.dtype, length: int) -> torch.dtype:
-    """In which numbers a document of `length` attends, for activations of `dtype`."""
+    """The dtype of a document's attention, for activations of `dtype`."""
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 and length <= SHORT else dtype
 
 
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """In which numbers keys and values are cached: torch's masked attention in bfloat16 crawls on a CPU."""
+    """The dtype of cached keys and values: torch's masked attention in bfloat16 is slow on a CPU."""
     return torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype
 
 
 def choose_form(
     facts: Facts, dtype: torch.dtype, compiled: bool, native: str | None = NOT_ASKED
 ) -> tuple[Form, str]:
-    """The form of what lies between matrix products. `compiled`: the plan asks for compiled operators.
+    """The form of operators between matrix products. `compiled`: the plan asks for compiled operators.
     `native`: why our own C++ does not run here, or None.
     """
     if dtype == torch.float64:
@@ -62,7 +93,7 @@ def choose_form(
 
 
 def form_now(form: Form, training: bool) -> Form:
-    """What is evaluated or generated comes in too many shapes to be compiled, and stays eager."""
+    """Evaluation and generation have too many shapes to be compiled, and stay eager."""
     return "eager" if form == "compiled" and not training else form
 
 
@@ -112,3 +143,49 @@ def _attention_choices(facts: Facts, work: OperatorWork, rotary: Choice) -> list
     lacking = work.compiled and work.dtype == torch.bfloat16 and work.native
     why = f"SLOW: {lacking}" if lacking else "no document sees another"
     return [rotary, Choice("attention", f"torch's, {BY_DOCUMENT}, {name}", why)]
+
+
+@cache
+def attention_path(
+    facts: Facts, dtype: torch.dtype, head_width: int, training: bool, prefix: bool = False
+) -> tuple[str, str]:
+    """The path's name and the reason. `prefix`: learnt keys stand before every document (P-tuning)."""
+    refused = _refused(facts, dtype)
+    if refused:
+        return BY_DOCUMENT, refused
+    narrow = _refused_by_flash(facts, head_width, training)
+    if facts.torch_flash and not narrow:
+        return VARLEN, "one launch for all documents, keys and values not repeated"
+    if facts.flash_attn and not narrow:
+        return FLASH, "this torch has no flash attention, the package flash-attn has"
+    missing = narrow or "neither torch nor a package has flash attention"
+    if not facts.triton:
+        return BY_DOCUMENT, f"{missing}, and FlexAttention needs Triton"
+    if prefix or not 16 <= head_width <= 256:
+        return BY_DOCUMENT, f"{missing}, and FlexAttention takes heads of 16 to 256 and no prefix"
+    return FLEX, f"{missing}; a mask of blocks skips what is not seen"
+
+
+def _refused(facts: Facts, dtype: torch.dtype) -> str | None:
+    """Why no kernel for packed rows takes this at all."""
+    if not device_kind(facts.device).gpu_kernels:
+        return f"packed kernels do not train on {facts.device}"
+    if facts.capability < (8, 0):
+        return f"packed kernels need compute capability 8.0, this device has {_dotted(facts.capability)}"
+    if dtype not in HALF:
+        return f"packed kernels take bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+def _refused_by_flash(facts: Facts, head_width: int, training: bool) -> str | None:
+    if head_width % 8 or head_width > 256:
+        return f"flash attention takes heads of 8, 16, ... 256 numbers, not {head_width}"
+    if training and 192 < head_width <= 224 and facts.capability[1]:  # 8.6, 8.9, 12.1; see torch's sdp_utils
+        return (
+            f"flash attention does not train heads of {head_width} on capability {_dotted(facts.capability)}"
+        )
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

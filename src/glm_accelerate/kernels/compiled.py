@@ -1,7 +1,7 @@
-"""Bodies of operators as one fused loop each, made by torch.compile: once a process, shared by all layers.
+"""Operators as one fused loop each, made by torch.compile once a process and shared by all layers.
 
-Only what lies between matrix products is compiled. Lengths are symbols, widths are numbers, so nothing is
-compiled again when a step is longer or shorter than the one before.
+Only operators between matrix products are compiled. Lengths are symbols and widths are numbers, so nothing is
+compiled again for a longer or shorter step.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from glm_accelerate.runtime.files import private_folder
 
 
 def keep_by_machine() -> None:
-    """Compiled code is kept by what it was compiled for, before torch.compile is first used: torch finds the
-    code of another processor, or of other settings, in a folder that they share, and crashes in it.
+    """Give each kind of machine and settings its own folder of compiled code, before torch.compile is first
+    used: in a shared one torch finds the code of another processor, and crashes.
     """
     facts = [torch.__version__, sys.version, platform.machine(), *processor(), *env.processor_limits()]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -43,13 +43,13 @@ def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
 
 def run(body: Callable[..., Any], *arguments: Any, lengths: dict[int, tuple[int, ...]]) -> Any:
     """body(*arguments), fused. `lengths` names the dimensions that change, by the place of the argument."""
-    given = [each.detach() if isinstance(each, Tensor) else each for each in arguments]
+    values = [each.detach() if isinstance(each, Tensor) else each for each in arguments]
     from torch._dynamo import maybe_mark_dynamic  # here: it takes a second to import
 
     for place, dimensions in lengths.items():
         for dimension in dimensions:
-            maybe_mark_dynamic(given[place], dimension)
-    return _compiled(body)(*given)
+            maybe_mark_dynamic(values[place], dimension)
+    return _compiled(body)(*values)
 
 
 def compilations() -> int:
@@ -60,7 +60,7 @@ def compilations() -> int:
 
 
 def missing(device: str) -> str | None:
-    """What is not there to compile for `device`, or None."""
+    """What is missing to compile for `device`, or None."""
     if device == "cpu":
         name = env.compiler() or "g++"
         return None if shutil.which(name) else f"no C++ compiler ({name})"

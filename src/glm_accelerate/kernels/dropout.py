@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels.attention_path import facts_of
+from glm_accelerate.kernels.choose import facts_of
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 WORDS = 1 << 16  # an element is dropped if its 16 random bits are below share * WORDS
@@ -17,7 +17,7 @@ WORDS = 1 << 16  # an element is dropped if its 16 random bits are below share *
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """A mask by what it is drawn from."""
+    """A mask that is drawn again from its seed."""
 
     seed: int
     share: float
@@ -27,7 +27,7 @@ Keep = Tensor | Seeded | None  # nothing is dropped, a mask of ones and zeros, o
 
 
 def draw(like: Tensor, share: float) -> Keep:
-    """What a dropout keeps between the passes. The seed is of torch's CPU generator: no GPU waits."""
+    """What a dropout keeps between the passes. The seed comes from torch's CPU generator: no GPU waits."""
     if not share:
         return None
     if facts_of(like.device).triton and like.dtype != torch.float64:
@@ -36,7 +36,7 @@ def draw(like: Tensor, share: float) -> Keep:
 
 
 def drop(x: Tensor, keep: Keep) -> Tensor:
-    """x with zeros where an element is dropped; what stays is not scaled up."""
+    """x with zeros where an element is dropped; the rest is not scaled up."""
     if isinstance(keep, Seeded):
         from glm_accelerate.kernels.triton_dropout import dropped  # here: only some machines have Triton
 
@@ -57,7 +57,7 @@ def add_dropped(total: Tensor, x: Tensor, keep: Keep) -> None:
 def keep_mask(like: Tensor, share: float) -> Tensor:
     """Ones where an element stays, zeros where it is dropped, in the shape and dtype of `like`.
 
-    What stays is not scaled up here: divide by 1 - share where it is cheapest. Follows torch.manual_seed.
+    The rest is not scaled up here: divide by 1 - share where it is cheapest. Follows torch.manual_seed.
     """
     if like.device.type != "cpu":
         return torch.empty_like(like).bernoulli_(1 - share)

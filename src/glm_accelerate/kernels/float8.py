@@ -1,6 +1,6 @@
 """Matrix products of 8-bit floats (e4m3) with float32 sums. A row of activations or gradients has a scale of
-its own, so that no token depends on its neighbours; so has a row of the weight. What a product sums along is
-never scaled: backward the same tensors are rounded anew, with a scale for each column.
+its own, so that no token depends on its neighbours; so has a row of the weight. Scales never vary along a
+product's sum: in the backward pass the same tensors are rounded again, with a scale for each column.
 
 Letters: S rows, I inputs, O outputs.
 """
@@ -24,7 +24,7 @@ MULTIPLE = 16  # what the hardware wants of every dimension that a product goes 
 
 @dataclass(frozen=True, slots=True)
 class Eight:
-    """A matrix in 8 bits: number * scale is what it was. The scale has one row, or one column."""
+    """A matrix in 8 bits, about number * scale. The scale has one row, or one column."""
 
     number: Tensor
     scale: Tensor
@@ -46,7 +46,7 @@ def missing() -> str | None:
 
 
 def eight(x: Tensor, each: Literal["row", "column"]) -> Eight:
-    """Rounded to 8 bits, with a scale for each row or column. Zeros stay zeros; what is not finite stays so.
+    """Rounded to 8 bits, with a scale for each row or column. Zeros stay zeros; infinities and NaN stay.
 
     On a GPU two compiled passes over memory: as operators it would take as long as the product saves.
     """
@@ -80,7 +80,7 @@ def product_reference(left_SI: Eight, right_IO: Eight, dtype: torch.dtype) -> Te
 
 
 def product(left_SI: Eight, right_IO: Eight, dtype: torch.dtype, *, quick: bool = False) -> Tensor:
-    """The same on hardware that has it, which wants rows of the left and columns of the right side by side.
+    """By hardware, which wants rows of the left and columns of the right to lie side by side.
 
     `quick`: sums of fewer digits, enough for a forward pass.
     """
@@ -92,9 +92,9 @@ def product(left_SI: Eight, right_IO: Eight, dtype: torch.dtype, *, quick: bool 
     numbers, one = (left.contiguous(), right.contiguous().T), left_SI.scale.new_ones(())
     by_row = dtype == torch.bfloat16 and device_of(left.device).capability()[0] in SCALED_BY_ROW
     scales = (left_SI.scale.contiguous(), right_IO.scale.contiguous()) if by_row else (one, one)
-    made = dtype if by_row else torch.float32
+    out_dtype = dtype if by_row else torch.float32
     # Not torch.nn.functional.scaled_mm, which torch 2.11 need not have.
-    out = torch._scaled_mm(*numbers, *scales, out_dtype=made, use_fast_accum=quick)  # pyright: ignore[reportPrivateUsage]
+    out = torch._scaled_mm(*numbers, *scales, out_dtype=out_dtype, use_fast_accum=quick)  # pyright: ignore[reportPrivateUsage]
     return out if by_row else out.mul_(left_SI.scale).mul_(right_IO.scale).to(dtype)
 
 
@@ -109,7 +109,7 @@ def float8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, simula
 
 
 class _Float8Linear(torch.autograd.Function):
-    """Of the weight nothing is kept besides itself; activations in 8 bits, and only for one that learns."""
+    """Keeps the weight as it is, and activations in 8 bits for a weight that trains."""
 
     @staticmethod
     def forward(ctx: Any, x_SI: Tensor, weight_OI: Tensor, simulated: bool) -> Tensor:
@@ -122,13 +122,13 @@ class _Float8Linear(torch.autograd.Function):
         return product(left, right, x_SI.dtype, quick=True)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None]:
         weight_OI, *kept = ctx.saved_tensors
-        multiply, slope_SO = product_reference if ctx.simulated else product, slopes[0]
+        multiply, grad_SO = product_reference if ctx.simulated else product, grad_outputs[0]
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = multiply(eight(slope_SO, "row"), eight(weight_OI, "column"), slope_SO.dtype)
+            grad_x = multiply(eight(grad_SO, "row"), eight(weight_OI, "column"), grad_SO.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = multiply(eight(slope_SO, "column").T, Eight(*kept), slope_SO.dtype)
+            grad_weight = multiply(eight(grad_SO, "column").T, Eight(*kept), grad_SO.dtype)
             grad_weight = grad_weight.to(weight_OI.dtype)
         return grad_x, grad_weight, None

@@ -12,14 +12,14 @@ Shape = Literal["tanh", "none"]  # how the normal distribution is computed; "non
 
 
 def gelu_reference(x: Tensor, shape: Shape = "none") -> Tensor:
-    """The same by definition: x times the share of a normal distribution below x."""
+    """By definition: x times the share of a normal distribution below x."""
     if shape == "none":
         return x * 0.5 * (1 + torch.erf(x * 0.5**0.5))
     return x * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
 def geglu_reference(x: Tensor, shape: Shape = "none") -> Tensor:
-    """The same by definition: first half * gelu(second half)."""
+    """By definition: first half * gelu(second half)."""
     one, two = x.chunk(2, dim=-1)
     return one * gelu_reference(two, shape)
 
@@ -54,11 +54,11 @@ class _GEGLU(torch.autograd.Function):
         return torch_gelu(two, approximate=shape).mul_(one)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None]:
-        (x,), (slope,) = ctx.saved_tensors, slopes
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
+        (x,), (grad,) = ctx.saved_tensors, grad_outputs
         one, two = x.chunk(2, dim=-1)
-        made = torch.empty_like(x)
-        made_one, made_two = made.chunk(2, dim=-1)
-        torch.mul(slope, torch_gelu(two, approximate=ctx.shape), out=made_one)
-        torch.ops.aten.gelu_backward.grad_input(slope * one, two, approximate=ctx.shape, grad_input=made_two)
-        return made, None
+        grad_x = torch.empty_like(x)
+        grad_one, grad_two = grad_x.chunk(2, dim=-1)
+        torch.mul(grad, torch_gelu(two, approximate=ctx.shape), out=grad_one)
+        torch.ops.aten.gelu_backward.grad_input(grad * one, two, approximate=ctx.shape, grad_input=grad_two)
+        return grad_x, None

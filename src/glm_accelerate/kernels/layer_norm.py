@@ -11,7 +11,7 @@ from glm_accelerate.kernels.dropout import keep_mask
 
 
 def layer_norm_reference(x_BTH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) -> Tensor:
-    """The same by definition: (x - mean) / deviation * weight + bias, in x's dtype."""
+    """By definition: (x - mean) / deviation * weight + bias, in x's dtype."""
     wide = x_BTH.to(torch.promote_types(x_BTH.dtype, torch.float32))
     centred = wide - wide.mean(-1, keepdim=True)
     normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + epsilon)

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from glm_accelerate.kernels.attention_path import facts_of
-from glm_accelerate.kernels.choose import Form, choose_form
+from glm_accelerate.kernels.choose import Form, choose_form, facts_of
 from glm_accelerate.kernels.compiled import run
-from glm_accelerate.kernels.product import product
+from glm_accelerate.kernels.linear import product
 from glm_accelerate.runtime.device import device_kind
 
 # Of logits alive at once. On a CPU larger is no faster, smaller loses to launches; GPUs want large products.
 CPU_BYTES, GPU_BYTES = 64 * 2**20, 256 * 2**20
 ROWS = 64  # rows are filled up to a multiple
-BOOST = 1024.0  # of a slope in float16, or most of a wide softmax (1 / 151,552 each) would be subnormal
+BOOST = 1024.0  # of float16 gradients: most of a wide softmax (1 / 151,552 each) would be subnormal
 
 
 def linear_cross_entropy_reference(hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor) -> Tensor:
-    """The same by definition: all logits, then the sum of cross-entropies."""
+    """By definition: all logits, then the sum of cross-entropies."""
     logits_SV = hidden_SH @ weight_VH.to(hidden_SH.dtype).T
     logits_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
     return cross_entropy(logits_SV, labels_S, reduction="sum")
@@ -75,8 +74,8 @@ class _Chunked(torch.autograd.Function):
             hidden_SH, labels_S = pad(hidden_SH, (0, 0, 0, fill)), pad(labels_S, (0, fill))
         weight = weight_VH.to(hidden_SH.dtype) if copy_VH is None else copy_VH
         wide = torch.float64 if hidden_SH.dtype == torch.float64 else torch.float32
-        # Slopes are made with their scale, but in float16, where it might overflow, with one that lifts them;
-        # what is compiled would be so anew for each number.
+        # Gradients are computed with their scale; in float16, where it might overflow, with BOOST. Compiled
+        # code would be compiled again for each scale.
         boost = scale if form != "compiled" else 1.0
         boost = BOOST if hidden_SH.dtype == torch.float16 else boost
         total = torch.zeros((), dtype=wide, device=hidden_SH.device)
@@ -91,12 +90,12 @@ class _Chunked(torch.autograd.Function):
         for start in range(0, len(hidden_SH), rows):
             hidden, labels = hidden_SH[start : start + rows], labels_S[start : start + rows]
             logits = product(hidden, weight.T, None, native)
-            losses, slope = _of_logits(logits, labels, form, boost, by_slope=wants_hidden or wants_weight)
+            losses, grad = _of_logits(logits, labels, form, boost, wants_hidden or wants_weight)
             total += losses[: count - start].sum()
             if grad_hidden is not None:
-                grad_hidden[start : start + rows] = product(slope, weight, None, native)
-            part = _wide_product(slope.T, hidden, native) if wants_weight else None
-            del logits, slope  # before the sum, which makes a float32 copy of a narrower part
+                grad_hidden[start : start + rows] = product(grad, weight, None, native)
+            part = _wide_product(grad.T, hidden, native) if wants_weight else None
+            del logits, grad  # before the sum, which makes a float32 copy of a narrower part
             if part is not None:
                 if grad_weight is not None:
                     grad_weight.add_(part)
@@ -111,53 +110,53 @@ class _Chunked(torch.autograd.Function):
         return total * scale
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         # Not a scalar tensor: it would be rounded to the gradient's dtype before the product.
-        slope_11 = (grads[0] / ctx.boosted).view(1, 1)
-        if grads[0].device.type != "cpu" or slope_11 != 1:  # a CPU can look without waiting
-            grad_hidden = None if grad_hidden is None else torch.mul(grad_hidden, slope_11, out=grad_hidden)
+        factor_11 = (grad_outputs[0] / ctx.boosted).view(1, 1)
+        if grad_outputs[0].device.type != "cpu" or factor_11 != 1:  # a CPU can look without waiting
+            grad_hidden = None if grad_hidden is None else torch.mul(grad_hidden, factor_11, out=grad_hidden)
             if grad_weight is not None:
                 wide = grad_weight.to(torch.promote_types(grad_weight.dtype, ctx.weight_dtype))
-                grad_weight = wide.mul_(slope_11)
+                grad_weight = wide.mul_(factor_11)
         return grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), *(None,) * 5
 
 
 def _of_logits(
-    logits_SV: Tensor, labels_S: Tensor, form: Form, boost: float, by_slope: bool
+    logits_SV: Tensor, labels_S: Tensor, form: Form, boost: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Losses of rows, and `boost` times their slope in the logits' dtype."""
+    """Losses of rows, and `boost` times their gradient in the logits' dtype."""
     if form == "triton":
-        from glm_accelerate.kernels.triton_cross_entropy import loss_and_slope  # only where Triton is
+        from glm_accelerate.kernels.triton_cross_entropy import loss_and_gradient  # only where Triton is
 
-        return loss_and_slope(logits_SV, labels_S, boost, by_slope), logits_SV
+        return loss_and_gradient(logits_SV, labels_S, boost, wants_gradient), logits_SV
     if form == "native":
-        return torch.ops.glm_accelerate.loss_and_slope(logits_SV, labels_S, boost), logits_SV
+        return torch.ops.glm_accelerate.loss_and_gradient(logits_SV, labels_S, boost), logits_SV
     if form == "compiled" and len(logits_SV) > 1:
-        return run(_loss_and_slope, logits_SV, labels_S[:, None], boost, lengths={0: (0,), 1: (0,)})
+        return run(_loss_and_gradient, logits_SV, labels_S[:, None], boost, lengths={0: (0,), 1: (0,)})
     wide = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
-    losses, slope = _in_place(wide, labels_S[:, None], boost)
-    return losses, slope.to(logits_SV.dtype)
+    losses, grad = _in_place(wide, labels_S[:, None], boost)
+    return losses, grad.to(logits_SV.dtype)
 
 
 def _in_place(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple[Tensor, Tensor]:
-    """Losses of rows and `boost` times their slope, which takes the place of the logits."""
+    """Losses of rows and `boost` times their gradient, written over the logits."""
     logits_SV.sub_(logits_SV.amax(1, keepdim=True))
     picked = logits_SV.gather(1, labels_S1)
-    slope = logits_SV.exp_()
-    total = slope.sum(1, keepdim=True)
-    slope.div_(total / boost).scatter_add_(1, labels_S1, slope.new_full(labels_S1.shape, -boost))
-    return total.log() - picked, slope
+    grad = logits_SV.exp_()
+    total = grad.sum(1, keepdim=True)
+    grad.div_(total / boost).scatter_add_(1, labels_S1, grad.new_full(labels_S1.shape, -boost))
+    return total.log() - picked, grad
 
 
-def _loss_and_slope(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple[Tensor, Tensor]:
-    """The same for the compiler: no pass but the two that a softmax needs."""
+def _loss_and_gradient(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple[Tensor, Tensor]:
+    """`_in_place` for the compiler: in the two passes that a softmax needs."""
     wide = logits_SV.float()
     low = wide - wide.amax(1, keepdim=True)
     total = low.exp().sum(1, keepdim=True)
     chosen = torch.arange(wide.shape[1], device=wide.device, dtype=torch.int32) == labels_S1.to(torch.int32)
-    slope = ((low - total.log()).exp() - chosen.float()) * boost
-    return total.log() - low.gather(1, labels_S1), slope.to(logits_SV.dtype)
+    grad = ((low - total.log()).exp() - chosen.float()) * boost
+    return total.log() - low.gather(1, labels_S1), grad.to(logits_SV.dtype)
 
 
 def _wide_product(a: Tensor, b: Tensor, native: bool) -> Tensor:

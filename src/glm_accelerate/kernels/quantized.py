@@ -1,7 +1,7 @@
-"""Frozen weights in four or eight bits, and products with them: the wide weight lives only while it is used.
+"""Frozen weights in four or eight bits, and products with them: the wide weight exists only while it is used.
 
 nf4: blocks of 64 along a row, each value one of 16 levels times the block's largest, itself in 8 bits.
-int8 and fp8 (e4m3): a scale a row. No row knows another: a weight is packed, read and divided by rows.
+int8 and fp8 (e4m3): a scale a row. Rows are independent: a weight is packed, read and divided by rows.
 S rows of x, I inputs, O outputs, P bytes of a row, K blocks of a row, r rank.
 """
 
@@ -30,13 +30,13 @@ NF4 = (
 )
 INT8_MOST, FP8_MOST = 127, 448
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LEAST = torch.finfo(torch.float32).tiny  # what is divided by is never zero
+LEAST = torch.finfo(torch.float32).tiny  # divisors are never zero
 PACKED_AT_ONCE, UNPACKED_AT_ONCE = 1 << 18, 1 << 22  # weights, of which there are float32 copies meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a weight of O x I is kept as."""
+    """A weight of O x I in few bits."""
 
     kind: Kind
     inputs: int
@@ -46,8 +46,8 @@ class Packed:
 
 
 def pack(kind: Kind, weight_OI: Tensor) -> Packed:
-    """The nearest there is to a weight of any float dtype. A row is packed alike whatever lies beside it."""
-    packed = _places(kind, weight_OI)
+    """The nearest packed form of a weight of any float dtype. Each row is packed by itself."""
+    packed = _empty(kind, weight_OI)
     if weight_OI.is_meta:
         return packed
     rows = max(1, PACKED_AT_ONCE // packed.inputs)
@@ -60,7 +60,7 @@ def pack(kind: Kind, weight_OI: Tensor) -> Packed:
     return packed
 
 
-def _places(kind: Kind, weight_OI: Tensor) -> Packed:
+def _empty(kind: Kind, weight_OI: Tensor) -> Packed:
     outputs, inputs = weight_OI.shape
 
     def place(width: int, dtype: torch.dtype) -> Tensor:
@@ -102,7 +102,7 @@ def _pack_nf4(weight_OI: Tensor) -> Packed:
 
 
 def unpack(packed: Packed, dtype: torch.dtype) -> Tensor:
-    """The weight in numbers to compute with, rounded once."""
+    """The weight in `dtype`, rounded once."""
     codes_OP, scales, inputs = packed.codes_OP, packed.scales, packed.inputs
     if packed.levels_OK is not None:
         scales = scales[:, :1] + scales[:, 1:] * packed.levels_OK
@@ -129,7 +129,7 @@ def _unpack_nf4(codes_OP: Tensor, largest_OK: Tensor) -> Tensor:
 
 
 def _unpack_by_kernel(codes_OP: Tensor, largest_OK: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same by bitsandbytes, in one pass."""
+    """By bitsandbytes, in one pass."""
     from bitsandbytes import functional  # pyright: ignore[reportMissingImports]
 
     state = functional.QuantState(
@@ -145,7 +145,7 @@ def _unpack_by_kernel(codes_OP: Tensor, largest_OK: Tensor, dtype: torch.dtype) 
 
 @cache
 def nf4_path(device: torch.device) -> Choice:
-    """What unpacks nf4 on a device: bitsandbytes where it is there and gives what the definition gives."""
+    """What unpacks nf4 on a device: bitsandbytes if it is installed and equals the definition."""
     name, plain = "nf4", "PyTorch"
     if find_spec("bitsandbytes") is None:
         return Choice(name, plain, "no bitsandbytes, whose kernel is faster: pip install bitsandbytes")
@@ -172,7 +172,7 @@ def _levels(device: torch.device) -> Tensor:
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
-    """What each byte stands for."""
+    """The two levels of each byte."""
     levels = _levels(device)
     return torch.stack([levels.repeat_interleave(16), levels.repeat(16)], dim=1)
 
@@ -210,6 +210,7 @@ class _Product(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
-        weight_OI = unpack(Packed(ctx.kind, ctx.inputs, *ctx.saved_tensors), slopes[0].dtype)
-        return slopes[0] @ weight_OI, None, None, None, None, None, None
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        weight_OI = unpack(Packed(ctx.kind, ctx.inputs, *ctx.saved_tensors), grad.dtype)
+        return grad @ weight_OI, None, None, None, None, None, None

@@ -20,7 +20,7 @@ def rope_table(positions_BT: Tensor, width: int, theta: float) -> Tensor:
 
 
 def rope_reference(x_BTND: Tensor, table_BT1R: Tensor, halves: bool = False) -> Tensor:
-    """The same by definition, in x's dtype."""
+    """By definition, in x's dtype."""
     R = table_BT1R.shape[-1]
     cos, sin = table_BT1R.real.to(x_BTND.dtype), table_BT1R.imag.to(x_BTND.dtype)
     pairs = x_BTND[..., : 2 * R].unflatten(-1, (2, R) if halves else (R, 2))
@@ -63,6 +63,6 @@ class _Turn(torch.autograd.Function):
         return _turn(x, table, halves)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None]:
         (table,) = ctx.saved_tensors  # turning back is the transpose of turning
-        return _turn(slopes[0], table.conj(), ctx.halves), None, None
+        return _turn(grad_outputs[0], table.conj(), ctx.halves), None, None

@@ -15,7 +15,7 @@ from glm_accelerate.kernels.choose import Form
 def masked_softmax_reference(
     scores_BNTS: Tensor, scale: float, *, causal: bool = True, keys_BS: Tensor | None = None
 ) -> Tensor:
-    """The same by definition, in float32 at least. A query that sees nothing gets zeros."""
+    """By definition, in float32 at least. A query that sees nothing gets zeros."""
     wide = scores_BNTS.to(torch.promote_types(scores_BNTS.dtype, torch.float32)) * scale
     seen = _seen(scores_BNTS, causal, keys_BS)
     return wide.masked_fill(~seen, float("-inf")).softmax(-1).where(seen, 0.0).to(scores_BNTS.dtype)
@@ -60,8 +60,8 @@ class _MaskedSoftmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None, None]:
         (out,) = ctx.saved_tensors
         wide = torch.promote_types(out.dtype, torch.float32)
-        along = slopes[0].to(wide) * out
+        along = grad_outputs[0].to(wide) * out
         return (along - out * along.sum(-1, keepdim=True)).mul_(ctx.scale).to(out.dtype), None, None, None

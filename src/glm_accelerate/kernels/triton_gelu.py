@@ -18,16 +18,16 @@ def gelu(x: Tensor, tanh: bool, gated: bool) -> Tensor:
 
 @triton.jit
 def _share(x, TANH: tl.constexpr):
-    """Of a normal distribution, what lies below x, and its slope there."""
+    """The share of a normal distribution below x, and its density there."""
     if TANH:
         bent = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         tail = tl.exp(-2 * tl.abs(bent))  # of the sigmoid that is 0.5 * (1 + tanh(bent)): it never overflows
         below = tl.where(bent < 0, tail, 1.0) / (1 + tail)
-        slope = 2 * tail / ((1 + tail) * (1 + tail)) * 0.7978845608028654 * (1 + 0.134145 * x * x)
+        density = 2 * tail / ((1 + tail) * (1 + tail)) * 0.7978845608028654 * (1 + 0.134145 * x * x)
     else:
         below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
-        slope = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-    return below, slope
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return below, density
 
 
 @triton.jit
@@ -38,31 +38,31 @@ def _forward(x, out, stride, width, TANH: tl.constexpr, GATED: tl.constexpr, BLO
     here = x + row * stride + column
     bent = tl.load(here + (width if GATED else 0), mask=inside, other=0.0).to(tl.float32)
     below, _ = _share(bent, TANH)
-    made = bent * below
+    value = bent * below
     if GATED:
-        made *= tl.load(here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, made.to(out.dtype.element_ty), mask=inside)
+        value *= tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward(
-    slope, x, made, slope_stride, stride, width,
+    grad, x, grad_x, grad_stride, stride, width,
     TANH: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     here = x + row * stride + column
-    there = made + row * (2 * width if GATED else width) + column
-    along = tl.load(slope + row * slope_stride + column, mask=inside, other=0.0).to(tl.float32)
+    there = grad_x + row * (2 * width if GATED else width) + column
+    along = tl.load(grad + row * grad_stride + column, mask=inside, other=0.0).to(tl.float32)
     bent = tl.load(here + (width if GATED else 0), mask=inside, other=0.0).to(tl.float32)
-    below, rising = _share(bent, TANH)
+    below, density = _share(bent, TANH)
     if GATED:
         other = tl.load(here, mask=inside, other=0.0).to(tl.float32)
-        tl.store(there, (along * bent * below).to(made.dtype.element_ty), mask=inside)
+        tl.store(there, (along * bent * below).to(grad_x.dtype.element_ty), mask=inside)
         along *= other
         there += width
-    tl.store(there, (along * (below + bent * rising)).to(made.dtype.element_ty), mask=inside)
+    tl.store(there, (along * (below + bent * density)).to(grad_x.dtype.element_ty), mask=inside)
 
 
 class _GELU(torch.autograd.Function):
@@ -81,13 +81,13 @@ class _GELU(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        rows, slope = rows_of(x), rows_of(slopes[0])
-        (S, F), made = slope.shape, torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows, grad = rows_of(x), rows_of(grad_outputs[0])
+        (S, F), grad_x = grad.shape, torch.empty_like(x, memory_format=torch.contiguous_format)
         if S:
             _backward[(S, triton.cdiv(F, STEP))](
-                slope, rows, made, slope.stride(0), rows.stride(0), F,
+                grad, rows, grad_x, grad.stride(0), rows.stride(0), F,
                 TANH=ctx.tanh, GATED=ctx.gated, BLOCK=STEP, num_warps=STEP_WARPS,
             )  # fmt: skip
-        return made, None, None
+        return grad_x, None, None

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportCallIssue=false
 """norm(alpha * x + dropout(branch)) as one Triton kernel each way. The mask of the dropout is drawn again
-from its seed in the backward pass, and the sum is made again from x and branch: neither is kept.
+from its seed in the backward pass, and the sum is computed again from x and branch: neither is kept.
 """
 
 from typing import Any
@@ -51,15 +51,15 @@ def _forward(
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / width + epsilon)
     tl.store(mean + row, middle)
     tl.store(scale + row, inverse)
-    made = centred * inverse * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    made += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, made.to(out.dtype.element_ty), mask=inside)
+    value = centred * inverse * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward(
-    slope, x, branch, weight, mean, scale, made_x, made_branch, by_weight, by_bias,
-    slope_stride, x_stride, branch_stride, rows, width, alpha, dropout, seed,
+    grad, x, branch, weight, mean, scale, grad_x, grad_branch, grad_weight, grad_bias,
+    grad_stride, x_stride, branch_stride, rows, width, alpha, dropout, seed,
     ADD: tl.constexpr, DROP: tl.constexpr, SUMS: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -78,24 +78,24 @@ def _backward(
             total = total * alpha + added * keep
         inverse = tl.load(scale + row, mask=row < rows, other=0.0)
         normed = (total - tl.load(mean + row, mask=row < rows, other=0.0)) * inverse
-        along = tl.load(slope + row * slope_stride + column, mask=inside, other=0.0).to(tl.float32)
+        along = tl.load(grad + row * grad_stride + column, mask=inside, other=0.0).to(tl.float32)
         if SUMS:
             sum_weight += along * normed
             sum_bias += along
         along *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         along = tl.where(inside, along - tl.sum(along, 0) / width, 0.0)
-        made = (along - normed * (tl.sum(along * normed, 0) / width)) * inverse
+        value = (along - normed * (tl.sum(along * normed, 0) / width)) * inverse
         if ADD:
             tl.store(
-                made_branch + row * width + column,
-                (made * keep).to(made_branch.dtype.element_ty),
+                grad_branch + row * width + column,
+                (value * keep).to(grad_branch.dtype.element_ty),
                 mask=inside,
             )
-            made *= alpha
-        tl.store(made_x + row * width + column, made.to(made_x.dtype.element_ty), mask=inside)
+            value *= alpha
+        tl.store(grad_x + row * width + column, value.to(grad_x.dtype.element_ty), mask=inside)
     if SUMS:
-        tl.store(by_weight + program * width + column, sum_weight, mask=column < width)
-        tl.store(by_bias + program * width + column, sum_bias, mask=column < width)
+        tl.store(grad_weight + program * width + column, sum_weight, mask=column < width)
+        tl.store(grad_bias + program * width + column, sum_bias, mask=column < width)
 
 
 class _DeepNorm(torch.autograd.Function):
@@ -126,14 +126,14 @@ class _DeepNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, branch, weight, mean, scale = ctx.saved_tensors
-        rows = [None if each is None else rows_of(each) for each in (slopes[0], x, branch)]
+        rows = [None if each is None else rows_of(each) for each in (grad_outputs[0], x, branch)]
         strides = [0 if each is None else each.stride(0) for each in rows]
         H = x.shape[-1]
         S = x.numel() // H
-        made_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-        made_branch = None if branch is None else torch.empty_like(made_x)
+        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        grad_branch = None if branch is None else torch.empty_like(grad_x)
         trained = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         each = rows_each(S, x.device) if trained else 1
         programs = -(-S // each)
@@ -141,12 +141,12 @@ class _DeepNorm(torch.autograd.Function):
         block = block_of(H)
         if S:
             _backward[(programs,)](
-                *rows, weight, mean, scale, made_x, made_branch, *sums, *strides, S, H, *ctx.drawn,
+                *rows, weight, mean, scale, grad_x, grad_branch, *sums, *strides, S, H, *ctx.drawn,
                 ADD=branch is not None, DROP=ctx.drawn[1] > 0, SUMS=trained, EACH=each,
                 BLOCK=block, num_warps=warps_of(block),
             )  # fmt: skip
         dtypes = (weight.dtype, ctx.bias_dtype)
-        by = (
-            None if made is None else made.sum(0).to(dtype) for made, dtype in zip(sums, dtypes, strict=True)
+        totals = (
+            None if each is None else each.sum(0).to(dtype) for each, dtype in zip(sums, dtypes, strict=True)
         )
-        return made_x, made_branch, *by, None, None, None
+        return grad_x, grad_branch, *totals, None, None, None

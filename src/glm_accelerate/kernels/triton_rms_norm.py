@@ -51,11 +51,11 @@ def _forward(
 
 @triton.jit
 def _backward(
-    slope_y, slope_out, y, branch, after, before, first, second,
-    made_y, made_branch, by_after, by_before,
-    slope_y_stride, slope_out_stride, y_stride, branch_stride, rows, width,
+    grad_y, grad_out, y, branch, after, before, first, second,
+    grad_x, grad_branch, grad_after, grad_before,
+    grad_y_stride, grad_out_stride, y_stride, branch_stride, rows, width,
     ADD: tl.constexpr, AFTER: tl.constexpr, BEFORE: tl.constexpr,
-    BY_AFTER: tl.constexpr, BY_BEFORE: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
+    GRAD_AFTER: tl.constexpr, GRAD_BEFORE: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -66,30 +66,30 @@ def _backward(
         inside = (column < width) & (row < rows)
         total = tl.zeros((BLOCK,), tl.float32)
         if ADD:
-            total += tl.load(slope_y + row * slope_y_stride + column, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(grad_y + row * grad_y_stride + column, mask=inside, other=0.0).to(tl.float32)
         if BEFORE:
-            slope = tl.load(slope_out + row * slope_out_stride + column, mask=inside, other=0.0)
-            slope = slope.to(tl.float32)
+            grad = tl.load(grad_out + row * grad_out_stride + column, mask=inside, other=0.0)
+            grad = grad.to(tl.float32)
             scale = tl.load(second + row, mask=row < rows, other=0.0)
             wide = tl.load(y + row * y_stride + column, mask=inside, other=0.0).to(tl.float32) * scale
-            if BY_BEFORE:
-                sum_before += slope * wide
-            slope *= tl.load(before + column, mask=inside, other=0.0).to(tl.float32)
-            total += (slope - wide * (tl.sum(slope * wide, 0) / width)) * scale
-            tl.store(made_y + row * width + column, total.to(made_y.dtype.element_ty), mask=inside)
+            if GRAD_BEFORE:
+                sum_before += grad * wide
+            grad *= tl.load(before + column, mask=inside, other=0.0).to(tl.float32)
+            total += (grad - wide * (tl.sum(grad * wide, 0) / width)) * scale
+            tl.store(grad_x + row * width + column, total.to(grad_x.dtype.element_ty), mask=inside)
         if AFTER:
             scale = tl.load(first + row, mask=row < rows, other=0.0)
             wide = tl.load(branch + row * branch_stride + column, mask=inside, other=0.0)
             wide = wide.to(tl.float32) * scale
-            if BY_AFTER:
+            if GRAD_AFTER:
                 sum_after += total * wide
-            slope = total * tl.load(after + column, mask=inside, other=0.0).to(tl.float32)
-            made = (slope - wide * (tl.sum(slope * wide, 0) / width)) * scale
-            tl.store(made_branch + row * width + column, made.to(made_branch.dtype.element_ty), mask=inside)
-    if BY_AFTER:
-        tl.store(by_after + program * width + column, sum_after, mask=column < width)
-    if BY_BEFORE:
-        tl.store(by_before + program * width + column, sum_before, mask=column < width)
+            grad = total * tl.load(after + column, mask=inside, other=0.0).to(tl.float32)
+            value = (grad - wide * (tl.sum(grad * wide, 0) / width)) * scale
+            tl.store(grad_branch + row * width + column, value.to(grad_branch.dtype.element_ty), mask=inside)
+    if GRAD_AFTER:
+        tl.store(grad_after + program * width + column, sum_after, mask=column < width)
+    if GRAD_BEFORE:
+        tl.store(grad_before + program * width + column, sum_before, mask=column < width)
 
 
 class _Norms(torch.autograd.Function):
@@ -122,34 +122,38 @@ class _Norms(torch.autograd.Function):
         kept = normed if before is not None else None  # what a norm read, and nothing that none did
         ctx.save_for_backward(kept, branch if after is not None else None, after, before, first, second)
         ctx.adds = branch is not None
-        return tuple(made for made in (y, out) if made is not None)
+        return tuple(each for each in (y, out) if each is not None)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         y, branch, after, before, first, second = ctx.saved_tensors
-        slope_y, slope_out = slopes[0] if ctx.adds else None, slopes[-1] if before is not None else None
-        rows = [None if each is None else rows_of(each) for each in (slope_y, slope_out, y, branch)]
+        grad_y, grad_out = (
+            grad_outputs[0] if ctx.adds else None,
+            grad_outputs[-1] if before is not None else None,
+        )
+        rows = [None if each is None else rows_of(each) for each in (grad_y, grad_out, y, branch)]
         strides = [0 if each is None else each.stride(0) for each in rows]
-        (S, H), shape = rows_of(slopes[0]).shape, slopes[0].shape
-        made_y = None if before is None else slopes[0].new_empty(shape)
-        made_branch = None if after is None else slopes[0].new_empty(shape)
+        (S, H), shape = rows_of(grad_outputs[0]).shape, grad_outputs[0].shape
+        grad_x = None if before is None else grad_outputs[0].new_empty(shape)
+        grad_branch = None if after is None else grad_outputs[0].new_empty(shape)
         wants_after, wants_before = ctx.needs_input_grad[2], ctx.needs_input_grad[3]
-        each = rows_each(S, slopes[0].device) if wants_after or wants_before else 1
+        each = rows_each(S, grad_outputs[0].device) if wants_after or wants_before else 1
         programs = -(-S // each)
-        by_after = slopes[0].new_empty((programs, H), dtype=torch.float32) if wants_after else None
-        by_before = slopes[0].new_empty((programs, H), dtype=torch.float32) if wants_before else None
+        grad_after = grad_outputs[0].new_empty((programs, H), dtype=torch.float32) if wants_after else None
+        grad_before = grad_outputs[0].new_empty((programs, H), dtype=torch.float32) if wants_before else None
         block = block_of(H)
         if S:
             _backward[(programs,)](
-                *rows, after, before, first, second, made_y, made_branch, by_after, by_before, *strides, S, H,
+                *rows, after, before, first, second,
+                grad_x, grad_branch, grad_after, grad_before, *strides, S, H,
                 ADD=ctx.adds, AFTER=after is not None, BEFORE=before is not None,
-                BY_AFTER=wants_after, BY_BEFORE=wants_before, EACH=each,
+                GRAD_AFTER=wants_after, GRAD_BEFORE=wants_before, EACH=each,
                 BLOCK=block, num_warps=warps_of(block),
             )  # fmt: skip
-        made_x = slope_y if made_y is None else made_y
-        made_branch = made_x if ctx.adds and after is None else made_branch
+        grad_x = grad_y if grad_x is None else grad_x
+        grad_branch = grad_x if ctx.adds and after is None else grad_branch
         sums = (
             None if each is None or weight is None else each.sum(0).to(weight.dtype)
-            for each, weight in ((by_after, after), (by_before, before))
+            for each, weight in ((grad_after, after), (grad_before, before))
         )
-        return made_x, made_branch, *sums, None
+        return grad_x, grad_branch, *sums, None

@@ -46,8 +46,8 @@ def _turn(
         sin *= sign
         both = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
         one, two = tl.split(tl.reshape(both, (N, R, 2)))
-        made = tl.reshape(tl.join(one * cos - two * sin, two * cos + one * sin), (N, 2 * R))
-        tl.store(target + place, made.to(out.dtype.element_ty), mask=inside)
+        value = tl.reshape(tl.join(one * cos - two * sin, two * cos + one * sin), (N, 2 * R))
+        tl.store(target + place, value.to(out.dtype.element_ty), mask=inside)
     if REST:
         place = 2 * pairs + tl.arange(0, REST)[None, :]
         inside = (head < heads) & (place < width)
@@ -79,6 +79,6 @@ class _Turn(torch.autograd.Function):
         return _launch(x, turns, halves, 1.0)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (turns,) = ctx.saved_tensors
-        return _launch(slopes[0], turns, ctx.halves, -1.0), None, None
+        return _launch(grad_outputs[0], turns, ctx.halves, -1.0), None, None

@@ -55,7 +55,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    slope, out, made, slope_stride, scale, queries, width,
+    grad, out, grad_scores, grad_stride, scale, queries, width,
     CAUSAL: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -64,14 +64,16 @@ def _backward(
     for piece in range(PIECES):
         column = piece * BLOCK + tl.arange(0, BLOCK)
         share = tl.load(out + row * width + column, mask=column < end, other=0.0).to(tl.float32)
-        along = tl.load(slope + row * slope_stride + column, mask=column < end, other=0.0).to(tl.float32)
+        along = tl.load(grad + row * grad_stride + column, mask=column < end, other=0.0).to(tl.float32)
         total += tl.sum(share * along, 0)
     for piece in range(PIECES):
         column = piece * BLOCK + tl.arange(0, BLOCK)
         share = tl.load(out + row * width + column, mask=column < end, other=0.0).to(tl.float32)
-        along = tl.load(slope + row * slope_stride + column, mask=column < end, other=0.0).to(tl.float32)
-        turned = share * (along - total) * scale
-        tl.store(made + row * width + column, turned.to(made.dtype.element_ty), mask=column < width)
+        along = tl.load(grad + row * grad_stride + column, mask=column < end, other=0.0).to(tl.float32)
+        value = share * (along - total) * scale
+        tl.store(
+            grad_scores + row * width + column, value.to(grad_scores.dtype.element_ty), mask=column < width
+        )
 
 
 def _pieces(width: int) -> dict[str, Any]:
@@ -97,12 +99,12 @@ class _MaskedSoftmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (out,) = ctx.saved_tensors
-        slope, (T, S) = rows_of(slopes[0]), out.shape[-2:]
-        made = torch.empty_like(out)
+        grad, (T, S) = rows_of(grad_outputs[0]), out.shape[-2:]
+        grad_scores = torch.empty_like(out)
         if out.numel():
-            _backward[(slope.shape[0],)](
-                slope, out, made, slope.stride(0), ctx.scale, T, S, CAUSAL=ctx.causal, **_pieces(S)
+            _backward[(grad.shape[0],)](
+                grad, out, grad_scores, grad.stride(0), ctx.scale, T, S, CAUSAL=ctx.causal, **_pieces(S)
             )
-        return made, None, None, None
+        return grad_scores, None, None, None

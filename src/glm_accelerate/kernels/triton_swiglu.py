@@ -24,25 +24,25 @@ def _forward(gate_up, out, stride, width, BLOCK: tl.constexpr):
     here = gate_up + row * stride + column
     gate = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(here + width, mask=inside, other=0.0).to(tl.float32)
-    made = gate * tl.sigmoid(gate) * up
-    tl.store(out + row * width + column, made.to(out.dtype.element_ty), mask=inside)
+    value = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _backward(slope, gate_up, made, slope_stride, stride, width, BLOCK: tl.constexpr):
+def _backward(grad, gate_up, grad_gate_up, grad_stride, stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     here = gate_up + row * stride + column
-    along = tl.load(slope + row * slope_stride + column, mask=inside, other=0.0).to(tl.float32)
+    along = tl.load(grad + row * grad_stride + column, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(here + width, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
-    by_gate = along * up * share * (1 + gate * (1 - share))
-    by_up = along * gate * share
-    there = made + row * 2 * width + column
-    tl.store(there, by_gate.to(made.dtype.element_ty), mask=inside)
-    tl.store(there + width, by_up.to(made.dtype.element_ty), mask=inside)
+    grad_gate = along * up * share * (1 + gate * (1 - share))
+    grad_up = along * gate * share
+    there = grad_gate_up + row * 2 * width + column
+    tl.store(there, grad_gate.to(grad_gate_up.dtype.element_ty), mask=inside)
+    tl.store(there + width, grad_up.to(grad_gate_up.dtype.element_ty), mask=inside)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -60,12 +60,12 @@ class _SwiGLU(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        rows, slope = rows_of(gate_up), rows_of(slopes[0])
-        (S, F), made = slope.shape, torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+        rows, grad = rows_of(gate_up), rows_of(grad_outputs[0])
+        (S, F), grad_gate_up = grad.shape, torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         if S:
             _backward[(S, triton.cdiv(F, STEP))](
-                slope, rows, made, slope.stride(0), rows.stride(0), F, BLOCK=STEP, num_warps=STEP_WARPS
+                grad, rows, grad_gate_up, grad.stride(0), rows.stride(0), F, BLOCK=STEP, num_warps=STEP_WARPS
             )
-        return made
+        return grad_gate_up

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm_accelerate.kernels.attention_path import FLASH, FLEX, VARLEN
+from glm_accelerate.kernels.choose import FLASH, FLEX, VARLEN
 from glm_accelerate.kernels.compiled import keep_by_machine
 from glm_accelerate.runtime.device import send
 
@@ -22,7 +22,7 @@ BLOCK = 128  # tokens of a block of FlexAttention's mask
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents side by side, as kernels want them: made once a batch, shared by all layers."""
+    """Documents side by side, in the form that kernels need: made once a batch, shared by all layers."""
 
     lengths: tuple[int, ...]
     starts: Tensor  # int32, on the device: 0, and where each document ends
@@ -80,17 +80,17 @@ def varlen_attention(
 
 @cache
 def _torch_varlen() -> Callable[..., Tensor]:
-    """Causal, whichever heads: torch 2.11 takes shared keys as they come, later ones want to be told."""
+    """Causal attention for any heads: torch 2.11 takes shared keys as they are, later ones need an option."""
     from inspect import signature
 
     from torch.nn.attention.varlen import varlen_attn
 
-    told: dict[str, Any] = {"window_size": (-1, 0)}
+    options: dict[str, Any] = {"window_size": (-1, 0)}
     if "enable_gqa" in signature(varlen_attn).parameters:
-        told["enable_gqa"] = True
+        options["enable_gqa"] = True
 
     def call(*arguments: Any) -> Tensor:
-        out: Any = varlen_attn(*arguments, **told)
+        out: Any = varlen_attn(*arguments, **options)
         return out
 
     return call

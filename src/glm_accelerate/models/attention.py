@@ -7,10 +7,8 @@ Letters: B rows, T tokens, H width, N query heads, K key/value heads, D head wid
 import torch
 from torch import Tensor, nn
 
-from glm_accelerate.kernels.attention import attention
-from glm_accelerate.kernels.attention_path import BY_DOCUMENT, attention_path, facts_of
-from glm_accelerate.kernels.choose import Form
-from glm_accelerate.kernels.fused_attention import rotary_attention
+from glm_accelerate.kernels.attention import attention, rotary_attention
+from glm_accelerate.kernels.choose import BY_DOCUMENT, Form, attention_path, facts_of
 from glm_accelerate.kernels.rope import rope
 from glm_accelerate.kernels.varlen_attention import varlen_attention
 from glm_accelerate.models.cache import KeyValueCache

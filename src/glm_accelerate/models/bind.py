@@ -4,11 +4,10 @@ from collections import Counter
 
 import torch
 
-from glm_accelerate.kernels.attention_path import facts_of
-from glm_accelerate.kernels.choose import NOT_ASKED, Choice, OperatorWork, choices, choose_form
+from glm_accelerate.kernels.choose import NOT_ASKED, Choice, OperatorWork, choices, choose_form, facts_of
 from glm_accelerate.kernels.native.build import load as native_library
-from glm_accelerate.kernels.native_rms_norm import LANES
 from glm_accelerate.kernels.quantized import nf4_path
+from glm_accelerate.kernels.rms_norm import LANES
 from glm_accelerate.models.attention import Attention
 from glm_accelerate.models.decoder import Block, Decoder
 from glm_accelerate.models.linear import Linear

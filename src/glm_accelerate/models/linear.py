@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.float8 import float8_linear
-from glm_accelerate.kernels.lora import add_adapter, lora_linear
-from glm_accelerate.kernels.product import linear
+from glm_accelerate.kernels.linear import add_adapter, linear, lora_linear
 from glm_accelerate.kernels.quantized import Kind
 from glm_accelerate.models.packed import PackedWeight
 from glm_accelerate.runtime.errors import UserError

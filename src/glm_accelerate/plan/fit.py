@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.kernels.attention_path import Facts, facts_of
-from glm_accelerate.kernels.choose import Form, choose_form
+from glm_accelerate.kernels.choose import Facts, Form, choose_form, facts_of
 from glm_accelerate.kernels.native.build import lacking
-from glm_accelerate.kernels.native_rms_norm import LANES
+from glm_accelerate.kernels.rms_norm import LANES
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.adapt.lora import choose_layers
 from glm_accelerate.models.adapt.quantized import kind_of

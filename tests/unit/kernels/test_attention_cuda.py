@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.kernels.attention import attention, attention_reference
-from glm_accelerate.kernels.attention_path import FLASH, FLEX, VARLEN, Facts, attention_path, facts_of
+from glm_accelerate.kernels.choose import FLASH, FLEX, VARLEN, Facts, attention_path, facts_of
 from glm_accelerate.kernels.varlen_attention import Documents, varlen_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

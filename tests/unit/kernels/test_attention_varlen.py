@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from glm_accelerate.kernels import varlen_attention as ours
 from glm_accelerate.kernels.attention import attention, attention_reference
-from glm_accelerate.kernels.attention_path import FLASH, FLEX, VARLEN
+from glm_accelerate.kernels.choose import FLASH, FLEX, VARLEN
 from glm_accelerate.models import attention as models_attention
 from glm_accelerate.models.adapt.prefix import add_prefix
 from glm_accelerate.models.layout import Layout

@@ -1,10 +1,24 @@
 """The list of paths says what binds, on devices that are not here too."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from glm_accelerate.kernels.attention_path import VARLEN, Facts
-from glm_accelerate.kernels.choose import Choice, OperatorWork, choices, choose_form, form_now
+from glm_accelerate.kernels.choose import (
+    BY_DOCUMENT,
+    FLASH,
+    FLEX,
+    VARLEN,
+    Choice,
+    Facts,
+    OperatorWork,
+    attention_path,
+    choices,
+    choose_form,
+    facts_of,
+    form_now,
+)
 
 H200 = Facts("cuda", (9, 0), torch_flash=True, triton=True)
 CPU = Facts("cpu")
@@ -68,3 +82,48 @@ def test_on_a_cpu_compiled_operators_are_for_training_alone() -> None:
 def test_form_now() -> None:
     assert [form_now("compiled", training) for training in (True, False)] == ["compiled", "eager"]
     assert [form_now("triton", training) for training in (True, False)] == ["triton", "triton"]
+
+
+V100 = replace(H200, capability=(7, 0))
+RTX_4090 = replace(H200, capability=(8, 9))
+NO_FLASH = replace(H200, torch_flash=False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "dtype", "width", "training", "path", "said"),
+    [
+        (H200, torch.bfloat16, 128, True, VARLEN, "one launch"),
+        (H200, torch.float16, 64, False, VARLEN, "one launch"),
+        (replace(H200, flash_attn=True), torch.bfloat16, 128, True, VARLEN, "one launch"),
+        (replace(NO_FLASH, flash_attn=True), torch.bfloat16, 128, True, FLASH, "flash-attn has"),
+        (NO_FLASH, torch.bfloat16, 128, True, FLEX, "neither torch nor"),
+        (replace(NO_FLASH, triton=False), torch.bfloat16, 128, True, BY_DOCUMENT, "needs Triton"),
+        (H200, torch.float32, 128, True, BY_DOCUMENT, "not float32"),
+        (V100, torch.float16, 128, True, BY_DOCUMENT, "this device has 7.0"),
+        (V100, torch.bfloat16, 128, True, BY_DOCUMENT, "this device has 7.0"),
+        (H200, torch.bfloat16, 20, True, FLEX, "not 20"),
+        (H200, torch.bfloat16, 12, True, BY_DOCUMENT, "heads of 16 to 256"),
+        (H200, torch.bfloat16, 320, True, BY_DOCUMENT, "not 320"),
+        (H200, torch.bfloat16, 224, True, VARLEN, "one launch"),
+        (RTX_4090, torch.bfloat16, 128, True, VARLEN, "one launch"),
+        (RTX_4090, torch.bfloat16, 224, True, FLEX, "does not train heads of 224 on capability 8.9"),
+        (RTX_4090, torch.bfloat16, 224, False, VARLEN, "one launch"),
+        (Facts("cpu"), torch.bfloat16, 128, True, BY_DOCUMENT, "do not train on cpu"),
+        (Facts("npu"), torch.bfloat16, 128, True, BY_DOCUMENT, "do not train on npu"),
+    ],
+)
+def test_path(facts: Facts, dtype: torch.dtype, width: int, training: bool, path: str, said: str) -> None:
+    chosen, why = attention_path(facts, dtype, width, training)
+    assert chosen == path
+    assert said in why
+
+
+def test_a_prefix_is_not_for_flex_attention() -> None:
+    assert attention_path(H200, torch.bfloat16, 128, True, prefix=True)[0] == VARLEN
+    chosen, why = attention_path(NO_FLASH, torch.bfloat16, 128, True, prefix=True)
+    assert chosen == BY_DOCUMENT
+    assert "no prefix" in why
+
+
+def test_facts_of_this_machine() -> None:
+    assert facts_of(torch.device("cpu")) == Facts("cpu")

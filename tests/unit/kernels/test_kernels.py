@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from glm_accelerate.kernels.attention import attend_slots, attention, attention_reference, unseen
 from glm_accelerate.kernels.dropout import keep_mask
+from glm_accelerate.kernels.linear import lora_linear, lora_linear_reference
 from glm_accelerate.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from glm_accelerate.kernels.lora import lora_linear, lora_linear_reference
 from glm_accelerate.kernels.rms_norm import rms_norm, rms_norm_reference
 from glm_accelerate.kernels.rope import rope, rope_reference, rope_table
 from glm_accelerate.kernels.swiglu import swiglu, swiglu_reference

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from glm_accelerate.kernels import rms_norm, rope, swiglu
-from glm_accelerate.kernels.attention import attention_reference
+from glm_accelerate.kernels.attention import attention_reference, rotary_attention
 from glm_accelerate.kernels.choose import Form
-from glm_accelerate.kernels.fused_attention import rotary_attention
+from glm_accelerate.kernels.linear import linear, lora_linear
 from glm_accelerate.kernels.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
-from glm_accelerate.kernels.lora import lora_linear
 from glm_accelerate.kernels.native import build
-from glm_accelerate.kernels.product import linear
 
 here = pytest.mark.skipif(build.lacking() is not None, reason=f"no native operators: {build.lacking()}")
 

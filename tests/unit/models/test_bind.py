@@ -53,7 +53,7 @@ def test_a_model_on_a_cpu(family: str, method: Method, make_model: Callable[...,
     )
     passes = run(model.train())
     assert {"rms_norm._RMSNorm", "rope._Turn", "swiglu._SwiGLU"} <= passes
-    assert ("lora._LoraLinear" in passes) == (method == "lora")
+    assert ("linear._LoraLinear" in passes) == (method == "lora")
 
 
 def test_a_model_that_was_not_bound_is_not_listed_as_if_it_were(make_model: Callable[..., Path]) -> None:

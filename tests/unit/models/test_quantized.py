@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import AdaptSection, RunConfig
 from glm_accelerate.export.export import export
-from glm_accelerate.kernels.lora import add_adapter
+from glm_accelerate.kernels.linear import add_adapter
 from glm_accelerate.kernels.quantized import (
     BLOCK,
     Kind,

@@ -1,5 +1,5 @@
 // AdamW for float32 weights in one pass over memory: gradients are read as they are, in bfloat16 or float32,
-// and clipped on the way; the weights' copies in bfloat16 are written with them.
+// and clipped in passing; the weights' copies in bfloat16 are written with them.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -99,12 +99,12 @@ void move(const Rule& rule, int64_t count, float* weight, const Kind* gradient, 
   }
   if (i == count) return;
   float last[3][LANES] = {};
-  Kind slope[LANES] = {};
+  Kind last_gradient[LANES] = {};
   uint16_t narrowed[LANES];
   float* all[3] = {weight, mean, square};
   for (int64_t part = 0; part < 3; ++part) std::copy(all[part] + i, all[part] + count, last[part]);
-  std::copy(gradient + i, gradient + count, slope);
-  move(rule, LANES, last[0], slope, last[1], last[2], narrowed);
+  std::copy(gradient + i, gradient + count, last_gradient);
+  move(rule, LANES, last[0], last_gradient, last[1], last[2], narrowed);
   for (int64_t part = 0; part < 3; ++part) std::copy(last[part], last[part] + (count - i), all[part] + i);
   if (copy != nullptr) std::copy(narrowed, narrowed + (count - i), copy + i);
 }

@@ -100,10 +100,10 @@ void pack_columns(const uint16_t* in, int64_t rows, int64_t D, uint16_t* out, in
 
 // rows x D, as the right side of a product over rows: pairs of rows side by side, [rows/2][D][2].
 void pack_rows(const uint16_t* in, int64_t rows, int64_t D, uint16_t* out) {
-  auto made = reinterpret_cast<uint32_t*>(out);
+  auto pairs = reinterpret_cast<uint32_t*>(out);
   for (int64_t r = 0; r < rows; r += 2)
     for (int64_t d = 0; d < D; ++d)
-      made[r / 2 * D + d] = in[r * D + d] | static_cast<uint32_t>(in[(r + 1) * D + d]) << 16;
+      pairs[r / 2 * D + d] = in[r * D + d] | static_cast<uint32_t>(in[(r + 1) * D + d]) << 16;
 }
 
 struct Left {
@@ -146,7 +146,7 @@ void each_task(const std::vector<Task>& tasks, const Work& work) {
   }
 }
 
-// Queries (turned) or slopes of T tokens from `first`, as R rows; rows past the end are 0.
+// Queries (turned) or output gradients of T tokens from `first`, as R rows; rows past the end are 0.
 template <typename Copy>
 void gather_rows(const Shape& s, int64_t tokens, uint16_t* out_RD, const Copy& copy) {
   for (int64_t t = 0; t < tokens; ++t)
@@ -182,7 +182,7 @@ struct Forward {
 
   struct Scratch {
     std::vector<uint16_t> laid, keys, values, rows, weights;
-    std::vector<float> scores, made;
+    std::vector<float> scores, outputs;
     float tops[2 * ROWS], sums[2 * ROWS];
   };
 
@@ -197,7 +197,7 @@ struct Forward {
     lay(task, v, nullptr, s, filled, laid);
     pack_rows(laid, filled, D, values);
     auto rows = sized(scratch.rows, R * D), weights = sized(scratch.weights, R * NARROW);
-    auto scores = sized(scratch.scores, spans * R * WIDE), made = sized(scratch.made, R * D);
+    auto scores = sized(scratch.scores, spans * R * WIDE), outputs = sized(scratch.outputs, R * D);
     std::fill(weights, weights + R * NARROW, uint16_t{0});
     for (int64_t first = 0; first < task.length; first += s.T) {
       const int64_t tokens = std::min(s.T, task.length - first), seen = (first + tokens + J - 1) / J * J;
@@ -212,13 +212,13 @@ struct Forward {
       for (int64_t at = 0; at < seen; at += SPAN) {
         const int64_t width = std::min(SPAN, seen - at);
         weigh(first, tokens, at, width, scores + at / SPAN * WIDE * R, scratch);
-        product(R, D, width, {weights, NARROW}, {values + at * D, D}, made, D, at > 0);
+        product(R, D, width, {weights, NARROW}, {values + at * D, D}, outputs, D, at > 0);
       }
       for (int64_t r = 0; r < tokens * s.G; ++r) {
         const int64_t token = task.begin + first + r / s.G, head = task.head * s.G + r % s.G;
         const float share = 1 / scratch.sums[r];
         uint16_t* to = out + (token * N + head) * D;
-        for (int64_t d = 0; d < D; ++d) to[d] = narrow(made[r * D + d] * share);
+        for (int64_t d = 0; d < D; ++d) to[d] = narrow(outputs[r * D + d] * share);
         norm[token * N + head] = scratch.tops[r] + std::log(scratch.sums[r]);
       }
     }
@@ -260,15 +260,15 @@ struct Forward {
 
 struct Backward {
   Shape s;
-  Heads q, k, v, slope, out, dq, dk, dv;
+  Heads q, k, v, grad, out, dq, dk, dv;
   const float* turns;
   const float* norm;
   int64_t N;
 
   struct Scratch {
-    std::vector<uint16_t> keys, across, values, rows, columns, pairs, slopes, slope_columns, slope_pairs;
-    std::vector<uint16_t> weights, changes, change_pairs;
-    std::vector<float> scores, products, norms, along, by_query, by_row, by_key, by_value;
+    std::vector<uint16_t> keys, across, values, rows, columns, pairs, grads, grad_columns, grad_pairs;
+    std::vector<uint16_t> weights, score_grads, score_grad_pairs;
+    std::vector<float> scores, products, norms, along, grad_query, grad_row, grad_key, grad_value;
   };
 
   void operator()(const Task& task, Scratch& scratch) const {
@@ -276,42 +276,43 @@ struct Backward {
     const int64_t filled = (task.length + J - 1) / J * J;
     auto keys = sized(scratch.keys, filled * D), values = sized(scratch.values, filled * D);
     auto across = sized(scratch.across, spans * NARROW * D);
-    auto by_key = sized(scratch.by_key, filled * D), by_value = sized(scratch.by_value, filled * D);
-    std::fill(by_key, by_key + filled * D, 0.0f);
-    std::fill(by_value, by_value + filled * D, 0.0f);
+    auto grad_key = sized(scratch.grad_key, filled * D), grad_value = sized(scratch.grad_value, filled * D);
+    std::fill(grad_key, grad_key + filled * D, 0.0f);
+    std::fill(grad_value, grad_value + filled * D, 0.0f);
     lay(task, k, turns, s, filled, keys);
     lay(task, v, nullptr, s, filled, values);
     for (int64_t at = 0; at < filled; at += SPAN)
       transpose(keys + at * D, std::min(SPAN, filled - at), D, across + at / SPAN * NARROW * D, NARROW);
-    auto by_query = sized(scratch.by_query, D * R), by_row = sized(scratch.by_row, R * D);
+    auto grad_query = sized(scratch.grad_query, D * R), grad_row = sized(scratch.grad_row, R * D);
     for (int64_t first = 0; first < task.length; first += s.T) {
       const int64_t tokens = std::min(s.T, task.length - first), seen = (first + tokens + J - 1) / J * J;
       prepare(task, first, tokens, scratch);
       for (int64_t at = 0; at < seen; at += SPAN) {
         const int64_t width = std::min(SPAN, seen - at);
-        change(first, at, width, keys + at * D, values + at * D, scratch);
-        product(width, D, R, {scratch.weights.data(), R}, {scratch.slope_pairs.data(), D}, by_value + at * D, D, true);
-        product(width, D, R, {scratch.changes.data(), R}, {scratch.pairs.data(), D}, by_key + at * D, D, true);
-        product(D, R, width, {across + at / SPAN * NARROW * D, NARROW}, {scratch.change_pairs.data(), R}, by_query, R, at > 0);
+        score_gradients(first, at, width, keys + at * D, values + at * D, scratch);
+        product(width, D, R, {scratch.weights.data(), R}, {scratch.grad_pairs.data(), D}, grad_value + at * D, D, true);
+        product(width, D, R, {scratch.score_grads.data(), R}, {scratch.pairs.data(), D}, grad_key + at * D, D, true);
+        product(D, R, width, {across + at / SPAN * NARROW * D, NARROW}, {scratch.score_grad_pairs.data(), R}, grad_query,
+                R, at > 0);
       }
-      transpose(by_query, D, R, by_row, D);
+      transpose(grad_query, D, R, grad_row, D);
       for (int64_t r = 0; r < tokens * s.G; ++r) {
         const int64_t token = task.begin + first + r / s.G;
-        turn_back(by_row + r * D, turns + token * s.H * 2, s, dq.at(token, task.head * s.G + r % s.G));
+        turn_back(grad_row + r * D, turns + token * s.H * 2, s, dq.at(token, task.head * s.G + r % s.G));
       }
     }
     for (int64_t i = 0; i < task.length; ++i) {
       const int64_t token = task.begin + i;
-      turn_back(by_key + i * D, turns + token * s.H * 2, s, dk.at(token, task.head));
+      turn_back(grad_key + i * D, turns + token * s.H * 2, s, dk.at(token, task.head));
       uint16_t* to = dv.at(token, task.head);
-      for (int64_t d = 0; d < D; ++d) to[d] = narrow(by_value[i * D + d]);
+      for (int64_t d = 0; d < D; ++d) to[d] = narrow(grad_value[i * D + d]);
     }
   }
 
-  // A block of queries and of the slopes of what came out of it, laid out for the products.
+  // A block of queries and of its output gradients, laid out for the products.
   void prepare(const Task& task, int64_t first, int64_t tokens, Scratch& scratch) const {
     const int64_t D = s.D, R = s.R;
-    auto rows = sized(scratch.rows, R * D), slopes = sized(scratch.slopes, R * D);
+    auto rows = sized(scratch.rows, R * D), grads = sized(scratch.grads, R * D);
     auto norms = sized(scratch.norms, R), along = sized(scratch.along, R);
     std::fill(norms, norms + R, NEVER);
     std::fill(along, along + R, 0.0f);
@@ -319,46 +320,46 @@ struct Backward {
       const int64_t token = task.begin + first + t;
       turn(q.at(token, task.head * s.G + g), turns + token * s.H * 2, s, to);
     });
-    gather_rows(s, tokens, slopes, [&](int64_t t, int64_t g, uint16_t* to) {
+    gather_rows(s, tokens, grads, [&](int64_t t, int64_t g, uint16_t* to) {
       const int64_t token = task.begin + first + t, head = task.head * s.G + g, r = t * s.G + g;
-      const uint16_t *mine = slope.at(token, head), *made = out.at(token, head);
+      const uint16_t *from = grad.at(token, head), *result = out.at(token, head);
       float total = 0;
-      for (int64_t d = 0; d < D; ++d) total += wide(mine[d]) * wide(made[d]);
+      for (int64_t d = 0; d < D; ++d) total += wide(from[d]) * wide(result[d]);
       along[r] = total;
       norms[r] = norm[token * N + head];
-      std::memcpy(to, mine, D * 2);
+      std::memcpy(to, from, D * 2);
     });
     pack_columns(rows, R, D, sized(scratch.columns, R * D), R);
     pack_rows(rows, R, D, sized(scratch.pairs, R * D));
-    pack_columns(slopes, R, D, sized(scratch.slope_columns, R * D), R);
-    pack_rows(slopes, R, D, sized(scratch.slope_pairs, R * D));
+    pack_columns(grads, R, D, sized(scratch.grad_columns, R * D), R);
+    pack_rows(grads, R, D, sized(scratch.grad_pairs, R * D));
   }
 
-  // Weights of a span of keys for these rows, and the slope of their scores, both keys x rows.
-  void change(int64_t first, int64_t at, int64_t width, const uint16_t* keys, const uint16_t* values,
-              Scratch& scratch) const {
+  // Weights of a span of keys for these rows, and the gradients of their scores, both keys x rows.
+  void score_gradients(int64_t first, int64_t at, int64_t width, const uint16_t* keys, const uint16_t* values,
+                       Scratch& scratch) const {
     const int64_t R = s.R, D = s.D;
     auto scores = sized(scratch.scores, SPAN * R), products = sized(scratch.products, SPAN * R);
-    auto weights = sized(scratch.weights, SPAN * R), changes = sized(scratch.changes, SPAN * R);
+    auto weights = sized(scratch.weights, SPAN * R), score_grads = sized(scratch.score_grads, SPAN * R);
     const float *norms = scratch.norms.data(), *along = scratch.along.data();
     product(width, R, D, {keys, D}, {scratch.columns.data(), R}, scores, R, false);
-    product(width, R, D, {values, D}, {scratch.slope_columns.data(), R}, products, R, false);
+    product(width, R, D, {values, D}, {scratch.grad_columns.data(), R}, products, R, false);
     for (int64_t i = 0; i < width; ++i) {
       const float *score = scores + i * R, *product = products + i * R;
-      uint16_t *weight = weights + i * R, *change = changes + i * R;
+      uint16_t *weight = weights + i * R, *score_grad = score_grads + i * R;
       // Rows of tokens before this key do not see it.
       const int32_t unseen = std::clamp<int64_t>((at + i - first) * s.G, 0, R);
       const int32_t begin = unseen / LANES * LANES;
       std::memset(weight, 0, begin * 2);
-      std::memset(change, 0, begin * 2);
+      std::memset(score_grad, 0, begin * 2);
       for (int32_t r = begin; r < R; r += LANES) {
         Floats p = exp_negative(load(score + r) * s.scale - load(norms + r));
         p = COUNT + r < unseen ? Floats{} : p;
         store(weight + r, p);
-        store(change + r, p * (load(product + r) - load(along + r)) * s.scale);
+        store(score_grad + r, p * (load(product + r) - load(along + r)) * s.scale);
       }
     }
-    pack_rows(changes, width, R, sized(scratch.change_pairs, SPAN * R));
+    pack_rows(score_grads, width, R, sized(scratch.score_grad_pairs, SPAN * R));
   }
 };
 
@@ -374,12 +375,12 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& q, const at::Tensor
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& slope, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const at::Tensor& turns, const at::Tensor& out, const at::Tensor& norm, at::IntArrayRef lengths) {
   const int64_t N = q.size(1), K = k.size(1), D = q.size(2);
   auto dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options());
   auto dv = at::empty(v.sizes(), v.options());
-  Backward work{shape_of(N / K, D, turns.size(1)), heads(q), heads(k), heads(v), heads(slope), heads(out),
+  Backward work{shape_of(N / K, D, turns.size(1)), heads(q), heads(k), heads(v), heads(grad), heads(out),
                 heads(dq), heads(dk), heads(dv), turns.data_ptr<float>(), norm.data_ptr<float>(), N};
   each_task(tasks_of(lengths, K), work);
   return {dq, dk, dv};
@@ -413,7 +414,7 @@ bool multiplies() {
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("attention(Tensor q, Tensor k, Tensor v, Tensor turns, int[] lengths) -> (Tensor, Tensor)");
   library.def(
-      "attention_backward(Tensor slope, Tensor q, Tensor k, Tensor v, Tensor turns, Tensor out, Tensor norm, "
+      "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor turns, Tensor out, Tensor norm, "
       "int[] lengths) -> (Tensor, Tensor, Tensor)");
   library.def("multiplies() -> bool", multiplies);
 }

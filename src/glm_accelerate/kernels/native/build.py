@@ -27,7 +27,7 @@ KINDS = ("model", "flags", "cpu family", "stepping", "Features", "CPU ")  # the 
 
 
 def lacking() -> str | None:
-    """What this machine has not got to build and run them, or None. Compiles nothing."""
+    """What this machine lacks to build and run them, or None. Compiles nothing."""
     if not {"amx_bf16", "avx512_bf16"} & processor_flags():
         return "no bfloat16 products (AVX-512 BF16 or AMX) in this processor"
     name = env.compiler() or "g++"
@@ -36,10 +36,10 @@ def lacking() -> str | None:
 
 @cache
 def load() -> str | None:
-    """Have the operators ready as torch.ops.glm_accelerate. Returns why they are not, or None."""
-    said = lacking()
-    if said is not None:
-        return said
+    """Make the operators available as torch.ops.glm_accelerate. Returns why they are not, or None."""
+    lack = lacking()
+    if lack is not None:
+        return lack
     here = Path(__file__).parent
     identity = hashlib.sha256("\n".join([torch.__version__, *FLAGS, *processor()]).encode())
     for source in sorted([*here.glob("*.cpp"), *here.glob("*.h")]):
@@ -62,7 +62,7 @@ def load() -> str | None:
 
 
 def processor() -> list[str]:
-    """What is the same for every core: a library is only used on the kind that it was made for."""
+    """The lines of /proc/cpuinfo that identify the kind of processor, on which alone a library is used."""
     if not CPUINFO.is_file():
         return []
     lines = CPUINFO.read_text().split("\n\n")[0].splitlines()
@@ -70,17 +70,17 @@ def processor() -> list[str]:
 
 
 def _compile(here: Path, library: Path) -> str | None:
-    """Published by renaming, so that processes that compile at once do not see half of it."""
+    """Returns why it failed, or None. The library is renamed when complete, so nobody loads half of it."""
     root = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / "library.so"
+        output = Path(folder) / "library.so"
         include = (root / "include", root / "include" / "torch" / "csrc" / "api" / "include")
         words = [env.compiler() or "g++", *FLAGS, *(f"-I{path}" for path in include)]
-        words += [str(here / UNIT), "-o", str(made), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        words += [str(here / UNIT), "-o", str(output), f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             return f"{words[0]} failed: {reason}"
-        made.chmod(0o700)
-        os.replace(made, library)
+        output.chmod(0o700)
+        os.replace(output, library)
     return None

@@ -33,8 +33,8 @@ inline Floats load(const uint16_t* from) {
 // To the nearest, ties to even.
 inline void store(uint16_t* to, Floats x) {
   const Words bits = reinterpret_cast<Words>(x);
-  const Halves made = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
-  std::memcpy(to, &made, sizeof made);
+  const Halves halves = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+  std::memcpy(to, &halves, sizeof halves);
 }
 
 inline float wide(uint16_t bits) {

@@ -1,7 +1,7 @@
 // What an adapter adds to a linear layer, with dropout on its input: one pass over the rows each way. The mask is
-// a function of a seed and of where a number stands, so nothing of it is kept for the way back.
+// a function of a seed and of a number's place, so none of it is kept for the backward pass.
 //
-// S rows, I inputs, r rank. x and its slope are bfloat16, A and its gradient float32.
+// S rows, I inputs, r rank. x and its gradient are bfloat16, A and its gradient float32.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -51,7 +51,7 @@ Sizes sizes_of(const at::Tensor& x_SI, const at::Tensor& A_rI) {
 
 const uint16_t* bits(const at::Tensor& x) { return reinterpret_cast<const uint16_t*>(x.data_ptr<bf16>()); }
 
-// dropout(x) A^T, before what stays is scaled up.
+// dropout(x) A^T, before the rest is scaled up.
 at::Tensor lora_down(const at::Tensor& x_SI, const at::Tensor& A_rI, int64_t seed, double share) {
   const auto [S, I, r] = sizes_of(x_SI, A_rI);
   auto down_Sr = at::empty({S, r}, x_SI.options());
@@ -64,8 +64,8 @@ at::Tensor lora_down(const at::Tensor& x_SI, const at::Tensor& A_rI, int64_t see
     std::vector<float> row(I);
     for (int64_t s = from; s < to; ++s) {
       for (int64_t i = 0; i < I; i += LANES) {
-        const Floats given = load(x + s * stride + i);
-        store(row.data() + i, share > 0 ? given * mask.at(s, i / LANES) : given);
+        const Floats numbers = load(x + s * stride + i);
+        store(row.data() + i, share > 0 ? numbers * mask.at(s, i / LANES) : numbers);
       }
       for (int64_t k = 0; k < r; k += TOGETHER) {  // several sums at once: each waits for its last addition
         Floats totals[TOGETHER] = {};
@@ -80,18 +80,18 @@ at::Tensor lora_down(const at::Tensor& x_SI, const at::Tensor& A_rI, int64_t see
   return down_Sr;
 }
 
-// The way back from the slope of `down`: adds what flows into x, returns the gradient of A.
-at::Tensor lora_back(at::Tensor& slope_SI, const at::Tensor& x_SI, const at::Tensor& slope_Sr, const at::Tensor& A_rI,
+// From the gradient of `down`: adds to that of x, returns that of A.
+at::Tensor lora_backward(at::Tensor& grad_SI, const at::Tensor& x_SI, const at::Tensor& grad_Sr, const at::Tensor& A_rI,
                      int64_t seed, double share) {
   const auto [S, I, r] = sizes_of(x_SI, A_rI);
-  TORCH_CHECK(slope_SI.is_contiguous() && slope_Sr.is_contiguous());
+  TORCH_CHECK(grad_SI.is_contiguous() && grad_Sr.is_contiguous());
   const Mask mask(seed, share);
   const int64_t threads = at::get_num_threads(), each = (S + threads - 1) / threads, stride = x_SI.stride(0);
   const int64_t parts = (S + each - 1) / each;
   auto sums_prI = at::zeros({parts, r, I}, A_rI.options());
   const float* A = A_rI.data_ptr<float>();
-  const uint16_t *x = bits(x_SI), *down = bits(slope_Sr);
-  uint16_t* slope = const_cast<uint16_t*>(bits(slope_SI));
+  const uint16_t *x = bits(x_SI), *down = bits(grad_Sr);
+  uint16_t* grad = const_cast<uint16_t*>(bits(grad_SI));
   at::parallel_for(0, parts, 1, [&](int64_t from, int64_t to) {
     for (int64_t part = from; part < to; ++part) {
       float* sums = sums_prI.data_ptr<float>() + part * r * I;
@@ -101,23 +101,23 @@ at::Tensor lora_back(at::Tensor& slope_SI, const at::Tensor& x_SI, const at::Ten
         for (int64_t t = 0; t < TOGETHER; ++t)
           for (int64_t k = 0; k < r; ++k) by[k * TOGETHER + t] = s + t < end ? wide(down[(s + t) * r + k]) : 0.0f;
         for (int64_t i = 0; i < I; i += LANES) {
-          Floats keep[TOGETHER], given[TOGETHER], through[TOGETHER] = {};
+          Floats keep[TOGETHER], numbers[TOGETHER], through[TOGETHER] = {};
           for (int64_t t = 0; t < TOGETHER; ++t) {
             const int64_t row = std::min(s + t, end - 1);
             keep[t] = share > 0 ? mask.at(row, i / LANES) : Floats{} + 1.0f;
-            given[t] = load(x + row * stride + i) * keep[t];
+            numbers[t] = load(x + row * stride + i) * keep[t];
           }
           for (int64_t k = 0; k < r; ++k) {
             const Floats from_A = load(A + k * I + i);
             Floats total = load(sums + k * I + i);
             for (int64_t t = 0; t < TOGETHER; ++t) {
               through[t] += from_A * by[k * TOGETHER + t];
-              total += given[t] * by[k * TOGETHER + t];
+              total += numbers[t] * by[k * TOGETHER + t];
             }
             store(sums + k * I + i, total);
           }
           for (int64_t t = 0; t < std::min(TOGETHER, end - s); ++t)
-            store(slope + (s + t) * I + i, load(slope + (s + t) * I + i) + through[t] * keep[t]);
+            store(grad + (s + t) * I + i, load(grad + (s + t) * I + i) + through[t] * keep[t]);
         }
       }
     }
@@ -127,12 +127,12 @@ at::Tensor lora_back(at::Tensor& slope_SI, const at::Tensor& x_SI, const at::Ten
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("lora_down(Tensor x, Tensor A, int seed, float share) -> Tensor");
-  library.def("lora_back(Tensor(a!) slope, Tensor x, Tensor slope_down, Tensor A, int seed, float share) -> Tensor");
+  library.def("lora_backward(Tensor(a!) grad, Tensor x, Tensor grad_down, Tensor A, int seed, float share) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("lora_down", lora_down);
-  library.impl("lora_back", lora_back);
+  library.impl("lora_backward", lora_backward);
 }
 
 }  // namespace glm::of_lora

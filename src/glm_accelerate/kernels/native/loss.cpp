@@ -1,4 +1,4 @@
-// Cross-entropy of rows of bfloat16 logits, and its slope in their place. A row stays in cache for all its passes.
+// Cross-entropy of rows of bfloat16 logits, and its gradient in their place. A row stays in cache for all its passes.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ void each_sixteen(uint16_t* row, int64_t V, bool changes, const Work& work) {
   if (changes) std::copy(rest, rest + (V - i), row + i);
 }
 
-// The slope is that of `factor` times the losses.
-at::Tensor loss_and_slope(at::Tensor& logits_SV, const at::Tensor& labels_S, double factor) {
+// The gradient is that of `factor` times the losses.
+at::Tensor loss_and_gradient(at::Tensor& logits_SV, const at::Tensor& labels_S, double factor) {
   const float times = static_cast<float>(factor);
   TORCH_CHECK(logits_SV.is_contiguous() && logits_SV.scalar_type() == at::kBFloat16);
   TORCH_CHECK(labels_S.is_contiguous() && labels_S.scalar_type() == at::kLong);
@@ -56,9 +56,9 @@ at::Tensor loss_and_slope(at::Tensor& logits_SV, const at::Tensor& labels_S, dou
 }
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
-  library.def("loss_and_slope(Tensor(a!) logits, Tensor labels, float factor) -> Tensor");
+  library.def("loss_and_gradient(Tensor(a!) logits, Tensor labels, float factor) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) { library.impl("loss_and_slope", loss_and_slope); }
+TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) { library.impl("loss_and_gradient", loss_and_gradient); }
 
 }  // namespace glm::of_loss

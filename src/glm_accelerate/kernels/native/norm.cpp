@@ -77,27 +77,28 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norms(
       }
       if (before == nullptr) continue;
       second[s] = scale_of(total, H, epsilon);
-      uint16_t* made = out.row(s);
-      for (int64_t i = 0; i < H; i += LANES) store(made + i, load(total + i) * (second[s] * load(before + i)));
+      uint16_t* normed = out.row(s);
+      for (int64_t i = 0; i < H; i += LANES) store(normed + i, load(total + i) * (second[s] * load(before + i)));
     }
   });
   return {y_SH, out_SH, first_S, second_S};
 }
 
-// The way back through norm(x) * weight for one row: slope and x as float and bfloat16 rows, added into `made`.
-template <typename Slope>
-void back(const Slope* slope, const uint16_t* x, const float* weight, float scale, int64_t H, float* made,
-          float* by_weight) {
+// The backward pass of norm(x) * weight for one row: its gradient and x as float and bfloat16 rows; x's gradient is
+// added into `grad_x`.
+template <typename Gradient>
+void norm_backward(const Gradient* grad, const uint16_t* x, const float* weight, float scale, int64_t H, float* grad_x,
+                   float* grad_weight) {
   Floats along{};
   for (int64_t i = 0; i < H; i += LANES) {
-    const Floats wide = load(x + i) * scale, given = load(slope + i);
-    along += given * load(weight + i) * wide;
-    if (by_weight != nullptr) store(by_weight + i, load(by_weight + i) + given * wide);
+    const Floats wide = load(x + i) * scale, each = load(grad + i);
+    along += each * load(weight + i) * wide;
+    if (grad_weight != nullptr) store(grad_weight + i, load(grad_weight + i) + each * wide);
   }
   const float mean = sum(along) / static_cast<float>(H);
   for (int64_t i = 0; i < H; i += LANES) {
     const Floats wide = load(x + i) * scale;
-    store(made + i, load(made + i) + (load(slope + i) * load(weight + i) - wide * mean) * scale);
+    store(grad_x + i, load(grad_x + i) + (load(grad + i) * load(weight + i) - wide * mean) * scale);
   }
 }
 
@@ -105,41 +106,41 @@ void round_to(const float* from, int64_t H, uint16_t* to) {
   for (int64_t i = 0; i < H; i += LANES) store(to + i, load(from + i));
 }
 
-// (slope of x, slope of the branch, of `after`, of `before`); empty where there is none.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norms_back(
-    const Given& slope_y_SH, const Given& slope_SH, const at::Tensor& y_SH, const Given& branch_SH,
-    const Given& after_H, const Given& before_H, const at::Tensor& first_S, const at::Tensor& second_S, bool by_after,
-    bool by_before) {
+// The gradients of x, of the branch, of `after` and of `before`; empty where there is none.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norms_backward(
+    const Given& grad_y_SH, const Given& grad_SH, const at::Tensor& y_SH, const Given& branch_SH,
+    const Given& after_H, const Given& before_H, const at::Tensor& first_S, const at::Tensor& second_S,
+    bool wants_after, bool wants_before) {
   const int64_t S = y_SH.size(0), H = y_SH.size(1), threads = at::get_num_threads();
   const int64_t each = std::max<int64_t>(1, (S + threads - 1) / threads), parts = (S + each - 1) / each;
-  const Rows slope_y(slope_y_SH), slope(slope_SH), y(y_SH), branch(branch_SH);
+  const Rows grad_y(grad_y_SH), grad(grad_SH), y(y_SH), branch(branch_SH);
   const float *after = numbers(after_H), *before = numbers(before_H);
   const float *first = first_S.data_ptr<float>(), *second = second_S.data_ptr<float>();
-  auto made_SH = at::empty({S, H}, y_SH.options());
-  auto made_branch_SH = at::empty({after != nullptr ? S : 0, H}, y_SH.options());
-  auto by_after_PH = at::zeros({by_after ? parts : 0, H}, first_S.options());
-  auto by_before_PH = at::zeros({by_before ? parts : 0, H}, first_S.options());
-  const Rows made(made_SH), made_branch(made_branch_SH);
+  auto grad_x_SH = at::empty({S, H}, y_SH.options());
+  auto grad_branch_SH = at::empty({after != nullptr ? S : 0, H}, y_SH.options());
+  auto grad_after_PH = at::zeros({wants_after ? parts : 0, H}, first_S.options());
+  auto grad_before_PH = at::zeros({wants_before ? parts : 0, H}, first_S.options());
+  const Rows grad_x(grad_x_SH), grad_branch(grad_branch_SH);
   at::parallel_for(0, parts, 1, [&](int64_t from, int64_t to) {
-    std::vector<float> total(H), through(H);
+    std::vector<float> total(H), branch_total(H);
     for (int64_t part = from; part < to; ++part) {
-      float* sum_after = by_after ? by_after_PH.data_ptr<float>() + part * H : nullptr;
-      float* sum_before = by_before ? by_before_PH.data_ptr<float>() + part * H : nullptr;
+      float* sum_after = wants_after ? grad_after_PH.data_ptr<float>() + part * H : nullptr;
+      float* sum_before = wants_before ? grad_before_PH.data_ptr<float>() + part * H : nullptr;
       for (int64_t s = part * each; s < std::min(S, (part + 1) * each); ++s) {
         std::fill(total.begin(), total.end(), 0.0f);
-        if (slope_y)
-          for (int64_t i = 0; i < H; i += LANES) store(total.data() + i, load(slope_y.row(s) + i));
-        if (before != nullptr && slope)
-          back(slope.row(s), y.row(s), before, second[s], H, total.data(), sum_before);
-        round_to(total.data(), H, made.row(s));
+        if (grad_y)
+          for (int64_t i = 0; i < H; i += LANES) store(total.data() + i, load(grad_y.row(s) + i));
+        if (before != nullptr && grad)
+          norm_backward(grad.row(s), y.row(s), before, second[s], H, total.data(), sum_before);
+        round_to(total.data(), H, grad_x.row(s));
         if (after == nullptr) continue;
-        std::fill(through.begin(), through.end(), 0.0f);
-        back(total.data(), branch.row(s), after, first[s], H, through.data(), sum_after);
-        round_to(through.data(), H, made_branch.row(s));
+        std::fill(branch_total.begin(), branch_total.end(), 0.0f);
+        norm_backward(total.data(), branch.row(s), after, first[s], H, branch_total.data(), sum_after);
+        round_to(branch_total.data(), H, grad_branch.row(s));
       }
     }
   });
-  return {made_SH, made_branch_SH, by_after_PH.sum(0), by_before_PH.sum(0)};
+  return {grad_x_SH, grad_branch_SH, grad_after_PH.sum(0), grad_before_PH.sum(0)};
 }
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
@@ -147,13 +148,13 @@ TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
       "norms(Tensor x, Tensor? branch, Tensor? after, Tensor? before, float epsilon) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "norms_back(Tensor? slope_y, Tensor? slope, Tensor y, Tensor? branch, Tensor? after, Tensor? before, "
-      "Tensor first, Tensor second, bool by_after, bool by_before) -> (Tensor, Tensor, Tensor, Tensor)");
+      "norms_backward(Tensor? grad_y, Tensor? grad, Tensor y, Tensor? branch, Tensor? after, Tensor? before, "
+      "Tensor first, Tensor second, bool wants_after, bool wants_before) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("norms", norms);
-  library.impl("norms_back", norms_back);
+  library.impl("norms_backward", norms_backward);
 }
 
 }  // namespace glm::of_norm

@@ -1,4 +1,4 @@
-// silu(gate) * up of rows that hold gate and up side by side, and the way back: one pass each, in bfloat16.
+// silu(gate) * up of rows that hold gate and up side by side, forward and backward, one pass each, in bfloat16.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -44,33 +44,33 @@ at::Tensor swiglu(const at::Tensor& gate_up_S2W) {
   return out_SW;
 }
 
-at::Tensor swiglu_back(const at::Tensor& gate_up_S2W, const at::Tensor& slope_SW) {
+at::Tensor swiglu_backward(const at::Tensor& gate_up_S2W, const at::Tensor& grad_SW) {
   check(gate_up_S2W);
-  check(slope_SW);
-  const int64_t S = slope_SW.size(0), W = slope_SW.size(1);
-  auto made_S2W = at::empty({S, 2 * W}, slope_SW.options());
+  check(grad_SW);
+  const int64_t S = grad_SW.size(0), W = grad_SW.size(1);
+  auto grad_gate_up_S2W = at::empty({S, 2 * W}, grad_SW.options());
   at::parallel_for(0, S, 8, [&](int64_t from, int64_t to) {
     for (int64_t s = from; s < to; ++s) {
-      const uint16_t *gates = bits(gate_up_S2W) + s * 2 * W, *ups = gates + W, *slopes = bits(slope_SW) + s * W;
-      uint16_t* made = bits(made_S2W) + s * 2 * W;
+      const uint16_t *gates = bits(gate_up_S2W) + s * 2 * W, *ups = gates + W, *grads = bits(grad_SW) + s * W;
+      uint16_t* out = bits(grad_gate_up_S2W) + s * 2 * W;
       along(W, [&](int64_t i) {
-        const Floats gate = load(gates + i), slope = load(slopes + i), share = sigmoid(gate);
-        store(made + i, slope * load(ups + i) * share * (1.0f + gate * (1.0f - share)));
-        store(made + W + i, slope * gate * share);
+        const Floats gate = load(gates + i), grad = load(grads + i), share = sigmoid(gate);
+        store(out + i, grad * load(ups + i) * share * (1.0f + gate * (1.0f - share)));
+        store(out + W + i, grad * gate * share);
       });
     }
   });
-  return made_S2W;
+  return grad_gate_up_S2W;
 }
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
   library.def("swiglu(Tensor gate_up) -> Tensor");
-  library.def("swiglu_back(Tensor gate_up, Tensor slope) -> Tensor");
+  library.def("swiglu_backward(Tensor gate_up, Tensor grad) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(glm_accelerate, CPU, library) {
   library.impl("swiglu", swiglu);
-  library.impl("swiglu_back", swiglu_back);
+  library.impl("swiglu_backward", swiglu_backward);
 }
 
 }  // namespace glm::of_swiglu
