@@ -1,6 +1,6 @@
 """What is wrong with a config, in one line: file:line, the key, what is expected, the nearest name.
 
-pydantic finds the mistakes; this file says them the way a colleague would.
+pydantic finds the mistakes; this file words them as a colleague would.
 """
 
 import difflib
@@ -14,36 +14,31 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.config.strict_yaml import Document, KeyPath
 from glm_accelerate.runtime.errors import UserError
 
-# Words of other trainers, and how they are called here.
-ELSEWHERE = {
-    "batch_size": "train.step_samples",
-    "cutoff_len": "data.max_tokens",
-    "deepspeed": "parallel.shard",
-    "epoch": "train.epochs",
-    "eval_steps": "evaluate.every",
-    "gradient_accumulation_steps": "train.step_samples",
-    "gradient_checkpointing": "memory.recompute",
-    "lora_alpha": "adapt.alpha",
-    "lora_dropout": "adapt.dropout",
-    "lora_rank": "adapt.rank",
-    "lr": "optim.learning_rate",
-    "lr_scheduler_type": "optim.schedule",
-    "max_grad_norm": "optim.clip",
-    "max_length": "data.max_tokens",
-    "max_steps": "train.steps",
-    "num_train_epochs": "train.epochs",
-    "optimizer": "optim.name",
-    "per_device_train_batch_size": "train.step_samples",
-    "pre_seq_len": "adapt.prefix_tokens",
-    "r": "adapt.rank",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep_last",
-    "target_modules": "adapt.targets",
-    "warmup_ratio": "optim.warmup",
-    "warmup_steps": "optim.warmup",
+# Our keys, and what other trainers call them.
+OTHER_NAMES = {
+    "adapt.alpha": "lora_alpha",
+    "adapt.dropout": "lora_dropout",
+    "adapt.prefix_tokens": "pre_seq_len",
+    "adapt.rank": "lora_rank r",
+    "adapt.targets": "target_modules",
+    "checkpoint.every": "save_steps",
+    "checkpoint.keep_last": "save_total_limit",
+    "data.max_tokens": "cutoff_len max_length",
+    "evaluate.every": "eval_steps",
+    "memory.recompute": "gradient_checkpointing",
+    "optim.clip": "max_grad_norm",
+    "optim.learning_rate": "lr",
+    "optim.name": "optimizer",
+    "optim.schedule": "lr_scheduler_type",
+    "optim.warmup": "warmup_ratio warmup_steps",
+    "parallel.shard": "deepspeed",
+    "train.epochs": "epoch num_train_epochs",
+    "train.step_samples": "batch_size gradient_accumulation_steps per_device_train_batch_size",
+    "train.steps": "max_steps",
 }
+ELSEWHERE = {name: ours for ours, names in OTHER_NAMES.items() for name in names.split()}
 
-WANTED = {
+EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "a section of keys",
     "float_type": "a number",
@@ -68,8 +63,11 @@ BOUNDS = {
 
 
 def validate(document: Document) -> RunConfig:
-    """The config that the document says; its first mistake, and how many more, if it has any."""
-    values = {key: {} if _is_empty_section(key, value) else value for key, value in document.values.items()}
+    """The document as a config, or an error with its first mistake and the number of the others."""
+    values = {  # `evaluate:` with nothing below it leaves all as it is
+        key: {} if value is None and key in RunConfig.model_fields else value
+        for key, value in document.values.items()
+    }
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -81,16 +79,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
 
 
-def _is_empty_section(key: str, value: object) -> bool:
-    """`evaluate:` with nothing below it says that all stays as it is."""
-    return value is None and key in RunConfig.model_fields
-
-
 def _complaint(error: ValidationError, document: Document) -> UserError:
     groups: dict[KeyPath, list[Mapping[str, Any]]] = {}
-    for found in error.errors(include_url=False):
-        groups.setdefault(_said(found, document), []).append(found)
-    # In the order of the text; what is missing stands nowhere and comes last.
+    for mistake in error.errors(include_url=False):
+        groups.setdefault(_path(mistake, document), []).append(mistake)
+    # In the order of the text; what is missing has no place and comes last.
     order = {path: i for i, path in enumerate(document.places)}
     path = min(groups, key=lambda path: order.get(path, len(order)))
     what, cure = _explain(path, groups[path])
@@ -100,14 +93,14 @@ def _complaint(error: ValidationError, document: Document) -> UserError:
     return UserError(what, where=document.place(path), cure=cure)
 
 
-def _said(found: Mapping[str, Any], document: Document) -> KeyPath:
-    """Where the mistake lies, without the tags that pydantic adds for the members of a union."""
-    path: KeyPath = tuple(found["loc"])
-    if found["type"] == "missing" and isinstance(path[-1], str):
+def _path(mistake: Mapping[str, Any], document: Document) -> KeyPath:
+    """The key that is wrong, without the tags that pydantic adds for the members of a union."""
+    path: KeyPath = tuple(mistake["loc"])
+    if mistake["type"] == "missing" and isinstance(path[-1], str):
         return path
     while path and path not in document.places:
         path = path[:-1]
-    return path or tuple(found["loc"])
+    return path or tuple(mistake["loc"])
 
 
 def _explain(path: KeyPath, errors: list[Mapping[str, Any]]) -> tuple[str, str | None]:
@@ -119,19 +112,19 @@ def _explain(path: KeyPath, errors: list[Mapping[str, Any]]) -> tuple[str, str |
         kind = "section" if len(path) == 1 else "key"
         return f"the {kind} `{name}` is missing", f"say `{name}{': {...}' if len(path) == 1 else '=...'}`"
     if first["type"] == "value_error":
-        said = str(first["ctx"]["error"])
-        return f"`{name}`: {said}" if name else said, "remove one" if said.endswith("not both") else None
-    wanted = FILES if path[:2] in SOURCES else _any_of(errors)
-    return f"`{name}` is {_shown(first['input'])}, expected {wanted}", _hint(first["input"], errors)
+        what = str(first["ctx"]["error"])
+        return f"`{name}`: {what}" if name else what, "remove one" if what.endswith("not both") else None
+    expected = FILES if path[:2] in SOURCES else _any_of(errors)
+    return f"`{name}` is {_shown(first['input'])}, expected {expected}", _hint(first["input"], errors)
 
 
 def _any_of(errors: list[Mapping[str, Any]]) -> str:
-    words = list(dict.fromkeys(word for error in errors for word in _wanted(error)))
+    words = list(dict.fromkeys(word for error in errors for word in _expected(error)))
     before = "one of " if len(words) > 2 and all(one["type"] == "literal_error" for one in errors) else ""
     return before + (f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0])
 
 
-def _wanted(error: Mapping[str, Any]) -> list[str]:
+def _expected(error: Mapping[str, Any]) -> list[str]:
     kind: str = error["type"]
     if kind == "literal_error":
         return re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
@@ -139,7 +132,7 @@ def _wanted(error: Mapping[str, Any]) -> list[str]:
         name, words = BOUNDS[kind]
         bound = error["ctx"][name]
         return [f"{words} {f'{bound:g}' if isinstance(bound, float) else bound}"]
-    return [WANTED.get(kind, str(error["msg"]))]
+    return [EXPECTED.get(kind, str(error["msg"]))]
 
 
 def _shown(value: object) -> str:
@@ -164,40 +157,23 @@ def _hint(value: object, errors: list[Mapping[str, Any]]) -> str | None:
 
 
 def _unknown(path: KeyPath) -> tuple[str, str | None]:
-    key = str(path[-1])
-    if len(path) == 1:
-        return _unknown_section(key)
-    section = str(path[0])
-    own = _keys(section) if len(path) == 2 else ["path", "weight"]
-    what = f"`{'.'.join(map(str, path[:-1]))}` has no key `{key}`"
+    key, section = str(path[-1]), str(path[0]) if len(path) > 1 else ""
+    if section:
+        what = f"`{'.'.join(map(str, path[:-1]))}` has no key `{key}`"
+        known = _keys(section) if len(path) == 2 else ["path", "weight"]
+    else:
+        what, known = f"there is no section `{key}`", list(RunConfig.model_fields)
     homes = [name for name in RunConfig.model_fields if name != section and key in _keys(name)]
     if homes:
         return what, f"`{key}` belongs under `{homes[0]}`"
-    if key in ELSEWHERE:
-        return what, _did_you_mean(ELSEWHERE[key], section)
-    close = nearest(key, own)
-    if close is not None:
-        return what, f"did you mean `{close}`?"
-    everywhere = {f"{name}.{field}": field for name in RunConfig.model_fields for field in _keys(name)}
-    close = nearest(key, everywhere.values())
-    if close is not None:
-        return what, f"did you mean `{next(k for k, field in everywhere.items() if field == close)}`?"
-    return what, f"it has {', '.join(own)}"
-
-
-def _unknown_section(key: str) -> tuple[str, str | None]:
-    what = f"there is no section `{key}`"
-    homes = [name for name in RunConfig.model_fields if key in _keys(name)]
-    if homes:
-        return what, f"`{key}` belongs under `{homes[0]}`"
-    if key in ELSEWHERE:
-        return what, f"did you mean `{ELSEWHERE[key]}`?"
-    close = nearest(key, RunConfig.model_fields)
-    return what, f"did you mean `{close}`?" if close else f"there are {', '.join(RunConfig.model_fields)}"
-
-
-def _did_you_mean(dotted: str, section: str) -> str:
-    return f"did you mean `{dotted.removeprefix(section + '.')}`?"
+    meant = ELSEWHERE[key].removeprefix(f"{section}.") if key in ELSEWHERE else nearest(key, known)
+    if meant is None and section:
+        everywhere = [(field, f"{name}.{field}") for name in RunConfig.model_fields for field in _keys(name)]
+        close = nearest(key, (field for field, _ in everywhere))
+        meant = next((dotted for field, dotted in everywhere if field == close), None)
+    if meant is not None:
+        return what, f"did you mean `{meant}`?"
+    return what, f"{'it has' if section else 'there are'} {', '.join(known)}"
 
 
 def _keys(section: str) -> list[str]:

@@ -6,7 +6,6 @@ trainer. Buckets and prefetching have no counterpart, as they do not change the 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,27 +40,25 @@ SILENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Zero:
-    """`parallel.shard`, and why."""
-
-    shard: str
-    why: str
-
-
-def read_deepspeed(value: object, beside: Path, where: str, ours: Mapping[str, Any]) -> Zero:
-    """`value` is the settings, or a path relative to the current directory or to the YAML (in `beside`)."""
+def read_deepspeed(value: object, beside: Path, where: str, ours: Mapping[str, Any]) -> tuple[str, str]:
+    """`parallel.shard`, and why. `value` is the settings, or a path relative to the current directory, to the
+    YAML's (`beside`) or to the one above.
+    """
     if isinstance(value, str):
-        path = _find(value, beside, where)
+        places = (Path(value), beside / value, beside.parent / value)
+        path = next((path for path in places if path.is_file()), None)
+        if path is None:
+            what = f"`training_args.deepspeed`: there is no file {value}"
+            raise UserError(what, where=where, cure="remove it")
         value, where = _parse(path), str(path)
     if not isinstance(value, dict):
         raise UserError("DeepSpeed settings are a path or a section", where=where)
     settings = cast("dict[str, Any]", value)
-    for key, said in settings.items():
+    for key, setting in settings.items():
         if key in AGREE:
-            _agree(key, said, ours, where)
+            _agree(key, setting, ours, where)
         elif key == "optimizer":
-            _optimizer(said, ours, where)
+            _optimizer(setting, ours, where)
         elif key not in SILENT and key != "zero_optimization":
             raise UserError(f"`{key}` is not understood", where=where, cure="remove it")
     zero = settings.get("zero_optimization", {})
@@ -71,16 +68,7 @@ def read_deepspeed(value: object, beside: Path, where: str, ours: Mapping[str, A
     why = f"ZeRO stage {stage}"
     if isinstance(zero, dict) and any(key.startswith("offload_") for key in zero):
         why += "; what is kept in host memory is for memory.offload and the plan to say"
-    return Zero(STAGES[stage], why)
-
-
-def _find(name: str, beside: Path, where: str) -> Path:
-    # Stock's path is relative to where its script runs: the directory of the YAML, or the one above.
-    places = [Path(name), beside / name, beside.parent / name]
-    found = next((path for path in places if path.is_file()), None)
-    if found is None:
-        raise UserError(f"`training_args.deepspeed`: there is no file {name}", where=where, cure="remove it")
-    return found
+    return STAGES[stage], why
 
 
 def _parse(path: Path) -> object:
@@ -90,16 +78,16 @@ def _parse(path: Path) -> object:
         raise UserError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}") from error
 
 
-def _agree(key: str, said: object, ours: Mapping[str, Any], where: str) -> None:
+def _agree(key: str, theirs: object, ours: Mapping[str, Any], where: str) -> None:
     mine = ours[AGREE[key]]
-    if said not in ("auto", mine):
-        raise UserError(f"`{key}` is {said}, but the YAML says {mine}", where=where, cure='write "auto"')
+    if theirs not in ("auto", mine):
+        raise UserError(f"`{key}` is {theirs}, but the YAML says {mine}", where=where, cure='write "auto"')
 
 
-def _optimizer(said: Any, ours: Mapping[str, Any], where: str) -> None:
-    if not isinstance(said, dict) or str(said.get("type")).lower() not in ("adam", "adamw"):
+def _optimizer(theirs: Any, ours: Mapping[str, Any], where: str) -> None:
+    if not isinstance(theirs, dict) or str(theirs.get("type")).lower() not in ("adam", "adamw"):
         raise UserError("`optimizer` is not AdamW", where=where, cure="AdamW is offered here")
-    params = said.get("params", {})
+    params = theirs.get("params", {})
     if not isinstance(params, dict):
         raise UserError("`optimizer.params` is no section", where=where, cure="remove it")
     for key, value in cast("dict[str, Any]", params).items():

@@ -1,9 +1,10 @@
-"""One run's config: a YAML file, or a preset, under what the command line says.
+"""One run's config: a YAML file or a preset, with values that the command line replaces.
 
 Relative paths in a config are relative to the current directory, as in the stock scripts, not to the file.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from glm_accelerate.runtime.errors import UserError
 
 PRESET = "preset:"
 COMMAND_LINE = "command line"
-# Two ways to say one thing: said on the command line, one replaces the other in the file.
+# Two ways to set one thing: on the command line, one replaces the other in the file.
 EITHER = {"steps": "epochs", "epochs": "steps", "step_samples": "step_tokens", "step_tokens": "step_samples"}
 
 
@@ -58,7 +59,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    """What may stand behind `preset:`."""
+    """The names that may follow `preset:`."""
     directory = resources.files("glm_accelerate.config") / "presets"
     return sorted(entry.name.removesuffix(".yaml") for entry in directory.iterdir())
 
@@ -94,21 +95,18 @@ def _preset(name: str) -> str:
 
 
 def _overridden(document: Document, overrides: Sequence[str]) -> Document:
-    values = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in document.values.items()
-    }
-    places = dict(document.places)
+    values, places = deepcopy(document.values), dict(document.places)
     parsed = [_parsed(text) for text in overrides]
-    said = {path for path, _ in parsed}
+    given = {path for path, _ in parsed}
     for (section, key), value in parsed:
-        inside = values.setdefault(section, {})
-        if inside is None:  # an empty section in the file
-            inside = values[section] = {}
+        if values.get(section) is None:  # missing, or empty in the file
+            values[section] = {}
+        inside = values[section]
         if not isinstance(inside, dict):
             break  # the file's mistake: validation names it
         inside[key] = value
         other = EITHER.get(key) if section == "train" else None
-        if other and value is not None and (section, other) not in said:
+        if other and value is not None and (section, other) not in given:
             inside.pop(other, None)
         here: KeyPath = (section, key)
         places = {path: place for path, place in places.items() if path[:2] != here}

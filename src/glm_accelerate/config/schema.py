@@ -18,7 +18,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Frozen, strict, and closed: an unknown key is an error."""
+    """Frozen and strict; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -32,7 +32,7 @@ class ModelSection(Section):
     """How frozen weights are kept. Full fine-tuning trains float32 master weights whatever stands here."""
 
 
-COMPRESSED = {"share_qk": 1, "keep_energy": 1.0}  # keys that `compress` has taken the place of
+COMPRESSED = {"share_qk": 1, "keep_energy": 1.0}  # former keys and their defaults
 
 
 class AdaptSection(Section):
@@ -64,7 +64,7 @@ class AdaptSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _compressed_before(cls, values: object) -> object:
-        """Keys of before, which a verb has taken the place of; at their defaults older runs have them."""
+        """Refuse former keys, which `compress` replaces; older runs have them at their defaults."""
         if not isinstance(values, dict):
             return values
         asked = {key: values[key] for key, plain in COMPRESSED.items() if values.get(key, plain) != plain}

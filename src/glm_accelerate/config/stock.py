@@ -29,12 +29,13 @@ from glm_accelerate.config.strict_yaml import Document, KeyPath, read_document
 from glm_accelerate.runtime.errors import UserError
 
 SWANLAB = ("local", "cloud", "disabled")
+SINKS = ("tensorboard", "swanlab")
 SECTIONS = ("data_config", "training_args", "peft_config", "generation_config")
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What became of one stock key: `ours` is `section.key=value`, or empty if nothing follows from it."""
+    """What one stock key means here: `ours` is `section.key=value`, or empty if nothing follows from it."""
 
     key: str
     ours: str
@@ -43,7 +44,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class StockReading:
-    """The config that a stock file comes to, and what became of each of its keys."""
+    """The config that a stock file means, and what each of its keys means."""
 
     config: RunConfig
     notes: tuple[Note, ...]
@@ -66,15 +67,16 @@ def load_stock(
     _sharding(reading, path.parent)
     _sinks(reading)
     _rest(reading)
-    return StockReading(validate(reading.document()), tuple(reading.notes))
+    settled = Document(dict(reading.settings), reading.places, reading.stock.source)
+    return StockReading(validate(settled), tuple(reading.notes))
 
 
 class _Reading:
-    """The stock keys that nobody has spoken for yet, and what has been settled so far."""
+    """The stock keys that are still to be read, and what has been settled so far."""
 
     def __init__(self, stock: Document) -> None:
         self.stock = stock
-        self.left = _flat(stock)
+        self.left = _flat(stock.values)
         self.settings: dict[str, dict[str, Any]] = {}
         self.places: dict[KeyPath, str] = {}
         self.notes: list[Note] = []
@@ -94,6 +96,15 @@ class _Reading:
         if key:
             self.places[section, name] = self.place(key)
             self.notes.append(Note(key, f"{ours}={value}", why))
+
+    def copy(self, key: str, ours: str, known: Mapping[str, str] | None = None) -> None:
+        """Set our value to that of a stock key, if it is there; `known` are our names for its values."""
+        if key not in self.left:
+            return
+        value = self.take(key)
+        if known is not None and str(value) not in known:
+            raise self.refuse(key, f"is {value}, which is not offered", f"there are {', '.join(known)}")
+        self.settle(ours, value if known is None else known[str(value)], key)
 
     def note(self, key: str, why: str) -> None:
         self.notes.append(Note(key, "", why))
@@ -115,28 +126,15 @@ class _Reading:
             raise self.refuse(key, f"is {value}, expected a number")
         return float(value)
 
-    def choice(self, key: str, default: str, known: Mapping[str, str]) -> str:
-        value = str(self.take(key, default))
-        if value not in known:
-            raise self.refuse(key, f"is {value}, which is not offered", f"there are {', '.join(known)}")
-        return known[value]
 
-    def document(self) -> Document:
-        return Document(dict(self.settings), self.places, self.stock.source)
-
-
-def _flat(stock: Document) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`training_args.learning_rate` -> value; a key without a value is left out, as it says nothing."""
     flat: dict[str, Any] = {}
-
-    def walk(values: Mapping[str, Any], prefix: str) -> None:
-        for key, value in values.items():
-            if key in SECTIONS and isinstance(value, dict):
-                walk(cast("dict[str, Any]", value), f"{prefix}{key}.")
-            elif value is not None:
-                flat[prefix + key] = value
-
-    walk(stock.values, "")
+    for key, value in values.items():
+        if key in SECTIONS and isinstance(value, dict):
+            flat |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
+        elif value is not None:
+            flat[prefix + key] = value
     return flat
 
 
@@ -162,28 +160,25 @@ def _data(reading: _Reading, directory: Path) -> None:
 
 def _step(reading: _Reading, ranks: int) -> None:
     key, more = f"{ARGS}per_device_train_batch_size", f"{ARGS}gradient_accumulation_steps"
+    accumulates = more in reading.left
     batch, times = reading.whole(key, 8), reading.whole(more, 1)
     why = f"{batch} a device x {times} accumulated x {ranks} devices: as many samples a step as stock"
     reading.settle("train.step_samples", batch * times * ranks, key, why)
-    if more in _flat(reading.stock):
+    if accumulates:
         reading.note(more, f"see {key.removeprefix(ARGS)}")
 
 
 def _optimizer(reading: _Reading) -> None:
     for key, ours in SAME.items():
-        if key in reading.left:
-            reading.settle(ours, reading.take(key), key)
-    if f"{ARGS}optim" in reading.left:
-        reading.settle("optim.name", reading.choice(f"{ARGS}optim", "", OPTIMIZERS), f"{ARGS}optim")
+        reading.copy(key, ours)
+    reading.copy(f"{ARGS}optim", "optim.name", OPTIMIZERS)
     for i, key in enumerate((f"{ARGS}adam_beta1", f"{ARGS}adam_beta2")):
         if key in reading.left:
             betas = list(reading.settings["optim"]["betas"])
             betas[i] = reading.number(key, 0.0)
             reading.settle("optim.betas", betas, key)
     kind = reading.left.get(f"{ARGS}lr_scheduler_type", "linear")
-    if f"{ARGS}lr_scheduler_type" in reading.left:
-        schedule = reading.choice(f"{ARGS}lr_scheduler_type", "", SCHEDULES)
-        reading.settle("optim.schedule", schedule, f"{ARGS}lr_scheduler_type")
+    reading.copy(f"{ARGS}lr_scheduler_type", "optim.schedule", SCHEDULES)
     for key in (f"{ARGS}warmup_ratio", f"{ARGS}warmup_steps"):  # stock: steps win
         if key not in reading.left:
             continue
@@ -211,8 +206,8 @@ def _length(reading: _Reading) -> int | None:
         return steps
     if reading.stock.places.get(("training_args", "max_steps")):
         reading.note(f"{ARGS}max_steps", "-1: num_train_epochs says how long")
-    said = epochs in reading.left
-    reading.settle("train.epochs", reading.number(epochs, 3.0), epochs if said else "")
+    written = epochs in reading.left
+    reading.settle("train.epochs", reading.number(epochs, 3.0), epochs if written else "")
     return None
 
 
@@ -228,14 +223,14 @@ def _every(reading: _Reading, key: str, default: float, steps: int | None) -> in
 
 def _checkpoints(reading: _Reading, steps: int | None) -> None:
     key, often = f"{ARGS}save_strategy", f"{ARGS}save_steps"
-    said = key in reading.left
+    written = key in reading.left
     strategy = str(reading.take(key, "steps"))
     if strategy != "steps":
         reading.take(often)
         reading.settle("checkpoint.every", "auto", key, f"`{strategy}`: how often is chosen here")
         return
     reading.settle("checkpoint.every", _every(reading, often, 500, steps), often)
-    if said:
+    if written:
         reading.note(key, "see save_steps")
 
 
@@ -293,8 +288,8 @@ def _sharding(reading: _Reading, beside: Path) -> None:
     value = reading.take(key)
     if value is not None:
         optim, train = reading.settings["optim"], reading.settings["train"]
-        zero = read_deepspeed(value, beside, reading.place(key), {**optim, **train})
-        reading.settle("parallel.shard", zero.shard, key, zero.why)
+        shard, why = read_deepspeed(value, beside, reading.place(key), {**optim, **train})
+        reading.settle("parallel.shard", shard, key, why)
     key = f"{ARGS}fsdp"
     value = reading.take(key)
     if value:
@@ -304,25 +299,25 @@ def _sharding(reading: _Reading, beside: Path) -> None:
 
 
 def _sinks(reading: _Reading) -> None:
-    key, value = f"{ARGS}report_to", reading.take(f"{ARGS}report_to")
     lab = reading.take("swanlab")  # the scripts' own key, beside the trainer's
     if lab is not None and lab not in SWANLAB:
         raise reading.refuse("swanlab", f"is {lab}", f"there are {', '.join(SWANLAB)}")
     if lab == "disabled":
         reading.note("swanlab", "disabled: nothing goes there")
     elif lab is not None:
-        reading.settle(
-            "observe.sinks", ["swanlab"], "swanlab", "online after `swanlab login`, else in the run"
-        )
+        why = "online after `swanlab login`, else in the run"
+        reading.settle("observe.sinks", ["swanlab"], "swanlab", why)
+    key = f"{ARGS}report_to"
+    value = reading.take(key)
     if value is None:
         return
     names = [str(name) for name in cast("list[Any]", value if isinstance(value, list) else [value])]
-    offered = [name for name in names if name in ("tensorboard", "swanlab")]
-    left = [name for name in names if name not in (*offered, "none", "all")]
-    if left:
-        raise reading.refuse(key, f"names {left[0]}", "tensorboard and swanlab are offered, or none")
-    if lab in ("local", "cloud"):
-        offered = list(dict.fromkeys([*offered, "swanlab"]))
+    for name in names:
+        if name not in (*SINKS, "none", "all"):
+            raise reading.refuse(key, f"names {name}", "tensorboard and swanlab are offered, or none")
+    offered = [name for name in names if name in SINKS]
+    if lab in ("local", "cloud") and "swanlab" not in offered:
+        offered.append("swanlab")
     reading.settle("observe.sinks", offered, key, "events.jsonl is written in every case")
 
 

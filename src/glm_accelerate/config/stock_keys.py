@@ -1,5 +1,5 @@
-"""What each key of the stock scripts' YAML files comes to here, as data: the same under another name, nothing
-at all (and why), or nothing at one value only. A key that stands nowhere in this file is refused by name.
+"""What each key of the stock scripts' YAML files means here, as data: the same under another name, nothing at
+all (and why), or nothing at one value only. A key that is not in this file is refused by name.
 """
 
 DATA = "data_config."
@@ -49,81 +49,63 @@ OPTIMIZERS = {
 # ZeRO stage -> parallel.shard.
 STAGES = {0: "off", 1: "auto", 2: "auto", 3: "full"}
 
-LOADING = "batches are made ahead of time in every case; the result does not depend on it"
-LOGGING = "every step is in events.jsonl; the console shows what a person can follow"
-GREEDY = "answers are generated greedily when evaluate.metrics asks for exact_match"
-PLAN = "the plan decides it and says why; the result does not depend on it"
-NETWORK = "the ranks exchange what they have to; the result does not depend on it"
 MODEL = "follows from the model"
 
+# Why nothing has to be said here -> the keys of training_args for which that holds.
+SHARED_REASONS = {
+    "batches are made ahead of time in every case; the result does not depend on it": (
+        "dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor "
+        "dataloader_persistent_workers"
+    ),
+    "every step is in events.jsonl; the console shows what a person can follow": (
+        "log_level log_level_replica log_on_each_node logging_dir logging_strategy logging_first_step "
+        "logging_steps disable_tqdm"
+    ),
+    "the plan decides it and says why; the result does not depend on it": (
+        "per_device_eval_batch_size eval_accumulation_steps gradient_checkpointing "
+        "gradient_checkpointing_kwargs auto_find_batch_size torch_compile use_liger_kernel"
+    ),
+    "the ranks exchange what they have to; the result does not depend on it": (
+        "local_rank ddp_backend ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout"
+    ),
+    "the run directory is --run, or runs/NAME": "output_dir run_name",
+    "the verb says it": "do_train do_predict",
+    "evaluation computes as training does": "bf16_full_eval fp16_full_eval",
+    "the GPU is used where there is one; CUDA_VISIBLE_DEVICES= hides it": "use_cpu no_cuda",
+    "the best checkpoint is the one with the lowest held-out loss": "metric_for_best_model greater_is_better",
+    "answers are generated greedily when evaluate.metrics asks for exact_match": (
+        "generation_max_length generation_num_beams generation_config.do_sample generation_config.num_beams "
+        "generation_config.temperature generation_config.top_k generation_config.top_p "
+        "generation_config.max_length"
+    ),
+}
+
 # Stock's key -> why nothing has to be said here.
-NOTED = {
+NOTED = {f"{ARGS}{key}": reason for reason, keys in SHARED_REASONS.items() for key in keys.split()} | {
     "freezeV": "there is no vision tower in these models",
     f"{DATA}num_proc": "as many processes tokenize as there are cores; the result does not depend on it",
     f"{DATA}test_file": "stock runs over it once more at the end and throws the result away",
-    f"{ARGS}output_dir": "the run directory is --run, or runs/NAME",
     f"{ARGS}overwrite_output_dir": "a run goes on where it stopped; --resume never starts anew",
-    f"{ARGS}do_train": "the verb says it",
     f"{ARGS}do_eval": "data.dev says it",
-    f"{ARGS}do_predict": "the verb says it",
     f"{ARGS}remove_unused_columns": "only what a conversation needs is read",
-    f"{ARGS}dataloader_num_workers": LOADING,
-    f"{ARGS}dataloader_pin_memory": LOADING,
-    f"{ARGS}dataloader_prefetch_factor": LOADING,
-    f"{ARGS}dataloader_persistent_workers": LOADING,
     f"{ARGS}group_by_length": "packing leaves no padding to save",
     f"{ARGS}data_seed": "train.seed decides the order too",
-    f"{ARGS}log_level": LOGGING,
-    f"{ARGS}log_level_replica": LOGGING,
-    f"{ARGS}log_on_each_node": LOGGING,
-    f"{ARGS}logging_dir": LOGGING,
-    f"{ARGS}logging_strategy": LOGGING,
-    f"{ARGS}logging_first_step": LOGGING,
-    f"{ARGS}logging_steps": LOGGING,
     f"{ARGS}logging_nan_inf_filter": "a step that is not finite is logged as it is, and not applied",
-    f"{ARGS}disable_tqdm": LOGGING,
-    f"{ARGS}run_name": "the run directory is --run, or runs/NAME",
     f"{ARGS}save_safetensors": "checkpoints are always safetensors",
     f"{ARGS}save_only_model": "a checkpoint always holds all that a resume needs",
     f"{ARGS}save_on_each_node": "a checkpoint is written once",
     f"{ARGS}load_best_model_at_end": "RUN/best names the best weights, and they stay",
-    f"{ARGS}metric_for_best_model": "the best checkpoint is the one with the lowest held-out loss",
-    f"{ARGS}greater_is_better": "the best checkpoint is the one with the lowest held-out loss",
-    f"{ARGS}per_device_eval_batch_size": PLAN,
-    f"{ARGS}eval_accumulation_steps": PLAN,
     f"{ARGS}eval_delay": "the first evaluation comes before the first step",
     f"{ARGS}predict_with_generate": "stock generates answers and never computes a held-out loss; here the "
     "loss is computed, and evaluate.metrics=[loss,exact_match] generates too",
-    f"{ARGS}generation_max_length": GREEDY,
-    f"{ARGS}generation_num_beams": GREEDY,
-    f"{ANSWER}do_sample": GREEDY,
-    f"{ANSWER}num_beams": GREEDY,
-    f"{ANSWER}temperature": GREEDY,
-    f"{ANSWER}top_k": GREEDY,
-    f"{ANSWER}top_p": GREEDY,
-    f"{ANSWER}max_length": GREEDY,
     f"{ANSWER}eos_token_id": "every stop token of the model ends an answer",
     f"{ANSWER}pad_token_id": MODEL,
     f"{ARGS}bf16": "products are bfloat16 where it is fast; what is trained is kept in float32",
-    f"{ARGS}bf16_full_eval": "evaluation computes as training does",
     f"{ARGS}fp16": "products are bfloat16 where it is fast, as it cannot overflow; float16 on a GPU "
     "where it is not, with a loss scale",
-    f"{ARGS}fp16_full_eval": "evaluation computes as training does",
     f"{ARGS}tf32": "products are in 16 bits where the device is fast at it",
-    f"{ARGS}gradient_checkpointing": PLAN,
-    f"{ARGS}gradient_checkpointing_kwargs": PLAN,
-    f"{ARGS}auto_find_batch_size": PLAN,
-    f"{ARGS}torch_compile": PLAN,
-    f"{ARGS}use_liger_kernel": PLAN,
     f"{ARGS}torch_empty_cache_steps": "memory is allocated once, so there is nothing to empty",
     f"{ARGS}average_tokens_across_devices": "the loss is always divided by the targets of the whole step",
-    f"{ARGS}use_cpu": "the GPU is used where there is one; CUDA_VISIBLE_DEVICES= hides it",
-    f"{ARGS}no_cuda": "the GPU is used where there is one; CUDA_VISIBLE_DEVICES= hides it",
-    f"{ARGS}local_rank": NETWORK,
-    f"{ARGS}ddp_backend": NETWORK,
-    f"{ARGS}ddp_bucket_cap_mb": NETWORK,
-    f"{ARGS}ddp_find_unused_parameters": NETWORK,
-    f"{ARGS}ddp_timeout": NETWORK,
     f"{PEFT}task_type": "all of these models are causal language models",
     f"{PEFT}inference_mode": "the verb says it",
     f"{PEFT}base_model_name_or_path": "the model is the one on the command line",

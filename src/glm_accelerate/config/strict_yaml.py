@@ -1,7 +1,7 @@
-"""YAML as a person means it: text -> plain values, and the line on which each was said.
+"""YAML as a person means it: text -> plain values, and the line of each.
 
-Scalars follow YAML 1.2 (1e-5 is a number, `yes` and 1:30 are text, 010 is ten); keys are said once; there are
-no tags, no aliases and no infinities, and size and depth are bounded. This file alone imports yaml.
+Scalars follow YAML 1.2 (1e-5 is a number, `yes` and 1:30 are text, 010 is ten); no key occurs twice;
+there are no tags, aliases or infinities, and size and depth are bounded. This file alone imports yaml.
 """
 
 import math
@@ -38,14 +38,14 @@ Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a YAML text says, and where: `places[("optim", "clip")]` is its key's file:line."""
+    """The values of a YAML text, and where they are: `places[("optim", "clip")]` is the key's file:line."""
 
     values: dict[str, Any]
     places: dict[KeyPath, str]
     source: str
 
     def place(self, path: KeyPath) -> str:
-        """Where the key stands, or the nearest one around it that was really said."""
+        """Where the key is, or else the nearest section around it that is there."""
         around = (path[:length] for length in range(len(path), 0, -1))
         return next((self.places[part] for part in around if part in self.places), self.source)
 
@@ -134,8 +134,8 @@ def _compose(text: str, source: str) -> yaml.Node | None:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         if 0xDC80 <= error.character <= 0xDCFF:  # how Python holds a byte of a file's name that is no text
-            said, cure = "a name that is not UTF-8 cannot stand in a config", "rename the file or link to it"
-            raise UserError(said, where=source, cure=cure) from error
+            what, cure = "a name that is not UTF-8 cannot stand in a config", "rename the file or link to it"
+            raise UserError(what, where=source, cure=cure) from error
         what = f"character U+{error.character:04X} is not allowed in YAML"
         raise UserError(what, where=f"{source}:{line}") from error
     except yaml.MarkedYAMLError as error:
@@ -150,7 +150,11 @@ def _value(node: yaml.Node, path: KeyPath, places: dict[KeyPath, str], source: s
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, places, source)
     if isinstance(node, yaml.SequenceNode):
-        return _sequence(node, path, places, source)
+        values: list[Any] = []
+        for i, item in enumerate(node.value):
+            places[(*path, i)] = _line(item, source)
+            values.append(_value(item, (*path, i), places, source))
+        return values
     assert isinstance(node, yaml.ScalarNode)
     return _scalar(node, _line(node, source))
 
@@ -169,14 +173,6 @@ def _mapping(
             raise UserError(f"`{key}` is said twice, first at {places[(*path, key)]}", where=where)
         places[(*path, key)] = where
         values[key] = _value(value_node, (*path, key), places, source)
-    return values
-
-
-def _sequence(node: yaml.SequenceNode, path: KeyPath, places: dict[KeyPath, str], source: str) -> list[Any]:
-    values: list[Any] = []
-    for i, item in enumerate(node.value):
-        places[(*path, i)] = _line(item, source)
-        values.append(_value(item, (*path, i), places, source))
     return values
 
 
