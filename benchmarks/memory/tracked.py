@@ -31,9 +31,8 @@ from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.mover import FusedMover, mover_of
 from glm_accelerate.optim.one_pass import keep_copies
-from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.launch import launch
-from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.errors import ExitCode

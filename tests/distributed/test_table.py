@@ -13,8 +13,7 @@ from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import WEIGHTS
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.optim.mover import mover_of
-from glm_accelerate.parallel.axes import Axes
-from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.parallel.shard import shard
 from glm_accelerate.parallel.table import Cut, CutTable
@@ -78,6 +77,7 @@ def step_and_save(place: Place, run: Path) -> None:
     mine, _ = place.samples
     mover.begin(1e-2)
     model(torch.tensor(float(mine + 1))).backward()  # of each sample another gradient: together 3
+    mover.sum_gradients()
     norm = mover.norm()
     expected = whole_gradients()
     exact = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum().sqrt()

@@ -25,8 +25,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.mover import Mover, mover_of
-from glm_accelerate.parallel.axes import Axes
-from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.training.passes import WholeModel

@@ -1,4 +1,4 @@
-"""The optimizer in host memory: gradients go there as the backward pass makes them, weights come back.
+"""The optimizer in host memory: gradients go there as the backward pass computes them, weights come back.
 
 backward: gradient -> host, freed ...   step: update there -> weight to the device, beside the next update
 The device holds weights alone, in whatever dtype; float32 masters and moments, and a step's gradients, are on
@@ -22,10 +22,10 @@ Groups = list[dict[str, Any]]
 
 
 class HostOptimizer(Optimizer):
-    """`make` is given groups with masters instead of weights; what it makes does the updates.
+    """`make` builds the optimizer that does the updates, from groups with masters instead of weights.
 
     Weights are moved to `device`, wherever they are, and matrices are kept there in `dtype`, if one is given:
-    that of products, and the device never needs to hold more.
+    that of products, as the device never needs to hold more.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HostOptimizer(Optimizer):
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor]:
-        """Those of the step, of all its passes together. The program waits until they are all here."""
+        """The gradients of all passes of the step together. Waits until they are all here."""
         self.window.drain()
         for master in list(self.coming):
             self._add(master)
@@ -80,7 +80,7 @@ class HostOptimizer(Optimizer):
         self.factor = 1.0
 
     def masters(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, nn.Parameter, bool]]:
-        """By the name of its weight each master, and whether it knows more than the weight does."""
+        """Each master by the name of its weight, and whether it has more digits."""
         by_weight = {weight: master for master, weight in self.weights.items()}
         for name, weight in named:
             if isinstance(weight, nn.Parameter) and weight in by_weight:
@@ -109,7 +109,7 @@ class HostOptimizer(Optimizer):
         self.window.add(copy)
 
     def _add(self, master: nn.Parameter) -> None:
-        """What is coming, to what has come before; one pass a step stays in the dtype that it has."""
+        """Add what is coming to what came before; one pass a step stays in the dtype that it has."""
         if (copy := self.coming.pop(master, None)) is not None:
             last, before = copy.finish(), self.whole.get(master)
             self.whole[master] = last if before is None else before.to(master.dtype).add_(last)
@@ -117,7 +117,8 @@ class HostOptimizer(Optimizer):
     def _updated(self, master: nn.Parameter, gradient: Tensor, dtype: torch.dtype) -> Tensor:
         """The weight after its update, as it is sent. Of all masters this one alone has a gradient.
 
-        What is sent stands still: the next update waits for gradients that come after it over the same lane.
+        What is sent does not change: the next update waits for gradients that come after it over the same
+        lane.
         """
         kept = master.detach()
         sent = kept if kept.dtype == dtype else self.lane.on_host(kept, dtype)

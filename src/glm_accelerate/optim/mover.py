@@ -1,6 +1,7 @@
 """What becomes of a step's gradients, whatever the optimizer is and wherever it works.
 
-begin(rate) -> backward, once or more -> norm() -> move(norm), unless the step is not applied -> end()
+begin(rate) -> backward, once or more -> sum_gradients() -> norm() -> move(norm), unless the step is not
+applied -> end()
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,12 +36,12 @@ class Mover:
             else:
                 group["lr"] = rate
 
-    def norm(self, scale: float = 1.0) -> Tensor:
-        """Sum the gradients over ranks, in place, and return the norm of all before clipping: once a step.
-
-        Of gradients of a loss times `scale`, it is that of the loss.
-        """
+    def sum_gradients(self) -> None:
+        """Over ranks, in place: once a step."""
         self.table.sum_gradients()
+
+    def norm(self, scale: float = 1.0) -> Tensor:
+        """The norm of all gradients before clipping, as if the loss had not been multiplied by `scale`."""
         return self.table.norm(self._weights(), self._norm) / scale
 
     def move(self, norm: Tensor, scale: float = 1.0) -> None:
@@ -52,14 +53,14 @@ class Mover:
         self.optimizer.zero_grad(set_to_none=True)
 
     def discard_next(self) -> None:
-        """Whatever the backward passes before the next `begin` give moves nothing."""
+        """The backward passes before the next `begin` update nothing."""
 
     def make_moments(self) -> None:
-        """All state that updates will need, before the first of them."""
+        """Allocate all state that updates will need, before the first of them."""
         make_moments(self.optimizer)
 
     def masters(self, named: Named) -> Iterator[tuple[str, Tensor, bool]]:
-        """By the name of each weight what the optimizer moves, and whether that has more digits."""
+        """For the name of each weight what the optimizer updates, and whether that has more digits."""
         return ((name, weight, False) for name, weight in named)
 
     def state(self, named: Named) -> dict[str, Tensor]:
@@ -67,7 +68,7 @@ class Mover:
         return state_of(self.optimizer, self.masters(named))
 
     def load(self, named: Named, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave. The weights are there already."""
+        """Load what `state` gave. The weights are loaded already."""
         load_state(self.optimizer, self.masters(named), state)
 
     def _weights(self) -> list[Tensor]:
@@ -119,6 +120,9 @@ class HostMover(Mover):
         self.optimizer.refresh()
         super().load(named, state)
 
+    def sum_gradients(self) -> None:
+        """Several ranks have no optimizer on the host."""
+
     def norm(self, scale: float = 1.0) -> Tensor:
         return self._norm(self._gradients()) / scale
 
@@ -166,6 +170,9 @@ class FusedMover(Mover):
         self._sound = True
         self._squares.clear()
 
+    def sum_gradients(self) -> None:
+        """They are gone; several ranks have no fused update."""
+
     def norm(self, scale: float = 1.0) -> Tensor:
         assert scale == 1.0
         return torch.stack(self._squares).sum().sqrt() if self._squares else torch.zeros(())
@@ -197,7 +204,7 @@ def mover_of(
     clip: float = 0.0,
     fused: Iterable[nn.Parameter] | None = None,
 ) -> Mover:
-    """By what the optimizer is. `fused`: parameters that it updates within the backward pass."""
+    """The mover for an optimizer. `fused`: parameters that it updates within the backward pass."""
     if fused is not None:
         return FusedMover(optimizer, fused, table)
     kinds: dict[type[Optimizer], type[Mover]] = {OnePassAdamW: OnePassMover, HostOptimizer: HostMover}
@@ -205,11 +212,11 @@ def mover_of(
 
 
 def clipped(norm: Tensor, limit: float, scale: float = 1.0) -> Tensor:
-    """By what gradients times `scale` are multiplied so that their norm is at most `limit` (0: never)."""
+    """The factor for gradients times `scale` that makes their norm at most `limit` (0: any)."""
     return ((limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else torch.ones_like(norm)) / scale
 
 
 def _plain(gradient: Tensor) -> bool:
-    """On the CPU alone, in float32, contiguous."""
+    """Whether it is on the CPU, in float32, contiguous."""
     whole = type(gradient) is Tensor and gradient.device.type == "cpu"
     return whole and gradient.dtype == torch.float32 and gradient.is_contiguous()

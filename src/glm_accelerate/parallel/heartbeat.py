@@ -24,7 +24,7 @@ PROBE = 512  # bytes, more than a sign has
 
 @dataclass(slots=True)
 class Doing:
-    """What a rank says of itself. The training loop sets it, the beating thread writes it."""
+    """What a rank is at. The training loop sets it, the beating thread writes it."""
 
     step: int = 0
     phase: str = "starting"
@@ -32,7 +32,7 @@ class Doing:
 
 @contextmanager
 def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, None, None]:
-    """Writes signs of life while entered, if someone watches. A thread: it stops where the process does."""
+    """Writes signs of life while entered, if someone watches. A thread, so it stops when the process does."""
     if folder is None:
         yield
         return
@@ -40,10 +40,10 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
     ended = threading.Event()
 
     def sign() -> None:
-        said = {"process": os.getpid(), "step": doing.step, "phase": doing.phase, "at": time.monotonic()}
+        state = {"process": os.getpid(), "step": doing.step, "phase": doing.phase, "at": time.monotonic()}
         fresh = file.with_suffix(".new")
         with suppress(OSError):  # the launcher sees that they cannot be written
-            fresh.write_text(json.dumps(said), encoding="utf-8")
+            fresh.write_text(json.dumps(state), encoding="utf-8")
             fresh.replace(file)
 
     def leave() -> None:
@@ -58,7 +58,7 @@ def beating(folder: Path | None, rank: int, doing: Doing) -> Generator[None, Non
             sign()
             if asked or not orphaned():
                 continue
-            if doing.step == 0:  # there is nothing to save, and who meets its peers hears no signal
+            if doing.step == 0:  # nothing to save, and a rank that waits for its peers handles no signal
                 leave()
                 os._exit(1)
             asked = True
@@ -83,7 +83,7 @@ def orphaned() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a rank said last, and how many seconds ago."""
+    """The last sign of a rank, and how many seconds ago it came."""
 
     rank: int
     process: int
@@ -101,17 +101,17 @@ class Sign:
 
 def signs(folder: Path) -> list[Sign]:
     """Every rank's last sign of life."""
-    found: list[Sign] = []
+    last: list[Sign] = []
     for file in sorted(folder.glob("rank-*.json")):
         try:
-            said = json.loads(file.read_text(encoding="utf-8"))
+            state = json.loads(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # ended, or replaced while we looked
             continue
-        ago = time.monotonic() - said["at"]  # one clock for the whole machine
-        if _state(said["process"]) in ("", "Z"):  # dead: whoever started it knows
+        ago = time.monotonic() - state["at"]  # one clock for the whole machine
+        if _state(state["process"]) in ("", "Z"):  # dead: whoever started it knows
             continue
-        found.append(Sign(int(file.stem[5:]), said["process"], ago, said["step"], said["phase"]))
-    return found
+        last.append(Sign(int(file.stem[5:]), state["process"], ago, state["step"], state["phase"]))
+    return last
 
 
 def writable(folder: Path) -> bool:
@@ -126,7 +126,7 @@ def writable(folder: Path) -> bool:
 
 
 def forget(folder: Path, rank: int) -> None:
-    """Its process is gone."""
+    """Remove the sign of a rank whose process is gone."""
     _file(folder, rank).unlink(missing_ok=True)
 
 
@@ -135,7 +135,7 @@ def _file(folder: Path, rank: int) -> Path:
 
 
 def _state(process: int) -> str:
-    """The letter that the kernel has for what a process is at; empty if there is none."""
+    """The kernel's letter for the state of a process; empty if there is none."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:

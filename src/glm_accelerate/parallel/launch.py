@@ -44,8 +44,8 @@ def launch(
     final: int,
     load: Callable[[], None] | None = None,
 ) -> int:
-    """Runs `entry(task)` in `ranks` processes until it answers. `progress`: the newest step that is saved;
-    `final`: the exit code of a rank that has said what is wrong, so that starting again is of no use;
+    """Runs `entry(task)` in `ranks` processes until it ends by itself. `progress`: the newest saved step;
+    `final`: the exit code of a rank that has reported what is wrong, so that starting again is of no use;
     `load` imports what every rank needs, once and in this process, if they can be forked from it: without it
     they never are, as torch may have computed here already.
     """
@@ -60,13 +60,14 @@ def launch(
         try:
             if job.fork and load is not None:
                 load()
-            return _until_it_answers(job, progress)
+            return _repeat(job, progress)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _until_it_answers(job: "_Job", progress: Callable[[], int]) -> int:
+def _repeat(job: "_Job", progress: Callable[[], int]) -> int:
+    """Attempt after attempt, as long as they get further."""
     failures = 0
     while True:
         reached = progress()
@@ -96,10 +97,10 @@ class _Job:
     processes: list[BaseProcess] = field(default_factory=list[BaseProcess])  # by rank
     stopping: bool = False
     named: set[int] = field(default_factory=set[int])
-    deaf: float = 0.0  # when no sign of life could be written the last time
+    unwritable: float = 0.0  # when no sign of life could be written the last time
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Pass it on: the ranks end their step, save, and answer. The second Ctrl-C is meant at once."""
+        """Pass a signal on: the ranks end their step and save. The second Ctrl-C ends them at once."""
         if self.stopping and number == signal.SIGINT:
             self._kill()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -109,7 +110,7 @@ class _Job:
         self._terminate()
 
     def attempt(self) -> int | None:
-        """One life of the job: its exit code, or None if a rank died."""
+        """The job once: its exit code, or None if a rank died."""
         with _meeting_point(self.folder) as meeting:
             try:
                 self._start(meeting)
@@ -121,7 +122,7 @@ class _Job:
                 self.processes.clear()
 
     def _start(self, meeting: str) -> None:
-        """Ranks inherit this thread's signal mask: they hear Ctrl-C when they are ready to."""
+        """Ranks inherit this thread's signal mask: Ctrl-C reaches them when they are ready for it."""
         if self.fork and can_fork():
             context, blocked = get_context("fork"), stop_signals()  # until the launcher's handlers are off
         else:
@@ -177,12 +178,12 @@ class _Job:
         silent = [sign for sign in heartbeat.signs(self.folder) if sign.seconds >= heartbeat.QUIET]
         self.named &= {sign.process for sign in silent}
         if silent and not heartbeat.writable(self.folder):
-            if not self.deaf:
+            if not self.unwritable:
                 _say(f"no signs of life can be written to {self.folder}: until they can, none are missed")
-            self.deaf = time.monotonic()
-        listening = time.monotonic() - self.deaf
+            self.unwritable = time.monotonic()
+        since = time.monotonic() - self.unwritable
         for sign in silent:
-            seconds = min(sign.seconds, listening)
+            seconds = min(sign.seconds, since)
             if seconds >= heartbeat.QUIET and sign.process not in self.named:
                 self.named.add(sign.process)
                 _say(str(sign))
@@ -220,14 +221,14 @@ def can_fork() -> bool:
 
 
 def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) -> NoReturn:
-    """In a process of its own, which hears signals as any other that has just begun."""
+    """In a process of its own, which handles signals as any other that has just begun."""
     for number in stop_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*stop_signals()} - {signal.SIGINT})
     if sys.platform == "linux":  # so that it stays when the launcher is killed
         try:
             meeting = f"/proc/self/fd/{os.open(meeting, os.O_RDWR | os.O_CLOEXEC)}"
-        except FileNotFoundError:  # it was
+        except OSError:  # it was killed before, and its number may be another process's now
             sys.exit(ExitCode.AFTER_ANOTHER)
     env.take_place(rank, ranks, meeting)
     if (torch := sys.modules.get("torch")) is not None and (threads := env.granted_threads()) is not None:
@@ -236,7 +237,7 @@ def _be_rank(entry: Entry, task: object, rank: int, ranks: int, meeting: str) ->
 
 
 def _name_of(number: int) -> str:
-    """Of a signal; those for real time have none."""
+    """A signal's name; those for real time have none."""
     known = number in {one.value for one in signal.Signals}
     return signal.Signals(number).name if known else f"signal {number}"
 

@@ -1,4 +1,4 @@
-"""The part of a tensor that this rank holds, by its place in the whole: what is saved, and put back."""
+"""The part of a tensor that this rank holds, by its position in the whole: what is saved, and loaded."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,15 @@ class Part:
 
 
 def part_of(tensor: Tensor) -> Part:
-    """Of what FSDP divides; anything else is whole."""
+    """This rank's part of what FSDP divides; anything else is whole."""
     if not isinstance(tensor, DTensor):
         return Part(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
-    place = tensor.device_mesh.get_coordinate()
-    assert place is not None
+    coordinates = tensor.device_mesh.get_coordinate()
+    assert coordinates is not None
     offset, owned = [0] * tensor.ndim, True
-    for placement, coordinate, size in zip(tensor.placements, place, tensor.device_mesh.shape, strict=True):
+    for placement, coordinate, size in zip(
+        tensor.placements, coordinates, tensor.device_mesh.shape, strict=True
+    ):
         if isinstance(placement, Shard):
             whole = tensor.shape[placement.dim]
             offset[placement.dim] = min(whole, -(-whole // size) * coordinate)  # as torch.chunk divides
@@ -55,5 +57,5 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The same on every rank. A collective, where it is divided."""
+    """All of a tensor, on every rank. A collective, where it is divided."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

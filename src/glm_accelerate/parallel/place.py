@@ -1,7 +1,12 @@
-"""This process's place among the ranks: its index along each axis, and sums over the ranks along some."""
+"""The axes along which the ranks of a job are laid out, and where this process is on each of them.
+
+`Axes` is arithmetic from sizes to coordinates: nothing else computes with rank numbers. `Place` is one
+process among the ranks: its index along each axis, and sums over the ranks along some.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -9,10 +14,61 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from glm_accelerate.parallel.axes import LOSS, ORDER, SAMPLES, Axes
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 
-NO_AXES = Axes()  # of one process
+# Outermost first. Ranks next to each other share a machine: the innermost axes talk most.
+ORDER = ("pipeline", "data", "shard", "expert", "context", "tensor")
+SAMPLES = ("data", "shard", "expert")  # ranks that differ along these take different samples
+LOSS = tuple(name for name in ORDER if name != "tensor")  # ... and along these, different parts of the loss
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """How many ranks there are along each axis. The product is the number of ranks."""
+
+    pipeline: int = 1
+    data: int = 1  # each holds the whole state
+    shard: int = 1  # FSDP divides the state along it
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By name, outermost first."""
+        named = asdict(self)
+        return {name: named[name] for name in ORDER}
+
+    def count(self, *names: str) -> int:
+        """How many ranks there are along these axes together."""
+        return prod(self.sizes[name] for name in names)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The index of a rank on each axis."""
+        indices: dict[str, int] = {}
+        for name, size in reversed(self.sizes.items()):
+            rank, indices[name] = divmod(rank, size)
+        assert rank == 0, f"there are {self.count(*ORDER)} ranks"
+        return indices
+
+    def index(self, rank: int, *names: str) -> int:
+        """The number of a rank among those along these axes."""
+        number, at = 0, self.coordinates(rank)
+        for name in ORDER:
+            if name in names:
+                number = number * self.sizes[name] + at[name]
+        return number
+
+    def groups(self, *names: str) -> list[list[int]]:
+        """All groups of ranks that differ from each other along these axes alone."""
+        members: dict[int, list[int]] = {}
+        rest = [name for name in ORDER if name not in names]
+        for rank in range(self.count(*ORDER)):
+            members.setdefault(self.index(rank, *rest), []).append(rank)
+        return list(members.values())
+
+
+ONE_RANK = Axes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +76,7 @@ class Place:
     """Where this process is. Every rank of a job calls the same methods in the same order."""
 
     ranks: Ranks = ALONE
-    axes: Axes = NO_AXES
+    axes: Axes = ONE_RANK
     _groups: dict[tuple[str, ...], ProcessGroup | None] = field(
         default_factory=dict[tuple[str, ...], "ProcessGroup | None"], repr=False, compare=False
     )
@@ -68,9 +124,9 @@ class Place:
         if self.count(*key) == self.ranks.count:
             return None
         if key not in self._groups:
-            made, _ = dist.new_subgroups_by_enumeration(self.axes.groups(*key))
-            assert isinstance(made, ProcessGroup)
-            self._groups[key] = made
+            group, _ = dist.new_subgroups_by_enumeration(self.axes.groups(*key))
+            assert isinstance(group, ProcessGroup)
+            self._groups[key] = group
         return self._groups[key]
 
 

@@ -1,4 +1,4 @@
-"""Who we are among the processes of a job, and the little that they tell each other besides tensors.
+"""Who we are among the processes of a job, and the few messages that they exchange besides tensors.
 
 A process alone is `ALONE`: the same calls, answered at once. So the trainer never asks how many there are.
 """
@@ -18,25 +18,25 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore, distribut
 
 from glm_accelerate.parallel.heartbeat import Doing, beating
 from glm_accelerate.runtime.device import take_local
-from glm_accelerate.runtime.env import Launched, launched, signs_folder
+from glm_accelerate.runtime.env import launched, signs_folder
 from glm_accelerate.runtime.errors import UserError
 
 MEETING = timedelta(minutes=10)  # for the last process to arrive
 COLLECTIVE = timedelta(minutes=10)  # the longest that a rank may be behind the others in one operation
-PATIENCE = timedelta(seconds=10)  # between two looks for what is said; there is no limit on how many
-PIECE = 4 << 20  # letters of it in one value: the store cuts off who sets more than 8 MiB
+PATIENCE = timedelta(seconds=10)  # between two looks for a message; there is no limit on how many
+PIECE = 4 << 20  # characters of it in one value: the store cuts off who sets more than 8 MiB
 MISTAKES = "mistakes"  # how many ranks have come to a UserError
 LEFT, LEAVING = "left", 10.0  # how many are out of the last barrier; seconds for the others to be, too
 
 
 class Told(UserError):
-    """What another rank has come to, and says."""
+    """Another rank's mistake, which that rank reports."""
 
     reported = True
 
 
 class FirstFailed(RuntimeError):
-    """The first rank has come to something else than a UserError, and says what."""
+    """The first rank has failed by something else than a UserError, and reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Ranks:
     count: int = 1
     store: Store | None = None
     doing: Doing = field(default_factory=Doing, compare=False)
-    _talks: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+    _messages: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -55,36 +55,40 @@ class Ranks:
         return self.rank == 0
 
     def decide(self, make: Callable[[], Any]) -> Any:
-        """What the first rank makes of it (plain data), on all ranks; where it fails, all do. A UserError is
-        raised on all, and what the system refuses (a full disk, a file that is gone) is one, too.
+        """The value that the first rank computes (plain data), on all ranks; where it fails, all do. A
+        UserError is raised on all; what the system refuses (a full disk, a file that is gone) becomes one.
 
         The others wait as long as it takes: data may be prepared for hours, which no collective survives.
         """
         if self.store is None or self.count == 1:
             return make()
-        key = f"decided-{next(self._talks)}"
+        key = f"decided-{next(self._messages)}"
         if not self.first:
-            (said,) = _hear(self.store, [key], self.count - 1)
-            return _made(said)
+            (message,) = _receive(self.store, [key], self.count - 1)
+            if "value" in message:
+                return message["value"]
+            if "what" in message:
+                raise Told(message["what"], where=message["where"], cure=message["cure"])
+            raise FirstFailed("the first rank failed")
         try:
-            made = _mistakes_named(make)
-            _say(self.store, key, {"made": made})
+            value = _as_user_error(make)
+            _send(self.store, key, {"value": value})
         except UserError as error:
-            _say(self.store, key, {"what": error.what, "where": error.where, "cure": error.cure})
+            _send(self.store, key, {"what": error.what, "where": error.where, "cure": error.cure})
             raise
         except Exception:
-            _say(self.store, key, {})
+            _send(self.store, key, {})
             raise
-        return made
+        return value
 
-    def gather(self, said: Any) -> list[Any]:
-        """What every rank says (plain data), by rank, on all of them; whoever is first waits for the rest."""
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value (plain data), by rank, on all of them; whoever is first waits for the rest."""
         if self.store is None:
-            return [said]
-        number = next(self._talks)
+            return [value]
+        number = next(self._messages)
         keys = [f"gathered-{number}-{rank}" for rank in range(self.count)]
-        _say(self.store, keys[self.rank], said)
-        return _hear(self.store, keys, self.count)
+        _send(self.store, keys[self.rank], value)
+        return _receive(self.store, keys, self.count)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, the same to the last bit on each."""
@@ -101,27 +105,32 @@ ALONE = Ranks()
 @contextmanager
 def joined() -> Generator[Ranks, None, None]:
     """Meets the other processes, if a launcher started us (ours, torchrun, or Slurm with their variables)."""
-    said = launched()
-    if said is None:
+    job = launched()
+    if job is None:
         yield ALONE
         return
     doing = Doing()
-    with beating(signs_folder(), said.rank, doing):
-        device = take_local(said.local)
-        store = PrefixStore(f"start-{said.restart}", _store(said))
+    with beating(signs_folder(), job.rank, doing):
+        device = take_local(job.local)
+        if job.meeting is not None:
+            meeting: Store = FileStore(job.meeting, -1)  # our own launcher's file
+        else:  # torchrun's store where it has one, else the first rank's
+            serves = job.rank == 0 and not job.agent_store
+            meeting = TCPStore(job.address, job.port, job.count, is_master=serves, timeout=MEETING)
+        store = PrefixStore(f"start-{job.restart}", meeting)
         dist.init_process_group(
             device.collectives,
             store=PrefixStore("group", store),
-            rank=said.rank,
-            world_size=said.count,
+            rank=job.rank,
+            world_size=job.count,
             timeout=COLLECTIVE,
         )
         try:
-            with _one_mistake_said(store):
-                yield Ranks(said.rank, said.count, store, doing)
-                leave(store, said.count)
+            with _reported_once(store):
+                yield Ranks(job.rank, job.count, store, doing)
+                leave(store, job.count)
         except BaseException:
-            # The others may wait for us in a collective: they hear it now, not when this process has ended.
+            # The others may wait for us in a collective: it fails now, not when this process has ended.
             # destroy_process_group would wait for operations of NCCL that cannot end any more.
             if dist.is_initialized():
                 distributed_c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
@@ -129,7 +138,7 @@ def joined() -> Generator[Ranks, None, None]:
 
 
 def leave(store: Store, count: int) -> None:
-    """Together, as far as that goes: gloo aborts a process whose peer is gone while it is still in the
+    """End together, as far as that goes: gloo aborts a process whose peer is gone while it is still in the
     barrier that both have passed.
     """
     dist.barrier()
@@ -142,35 +151,35 @@ def leave(store: Store, count: int) -> None:
 
 
 def peer_ended(error: RuntimeError) -> bool:
-    """Whether this is what follows when another process fails or is gone: what matters is said there."""
+    """Whether this is what follows when another process fails or is gone, which reports the cause."""
     words = ("gloo", "NCCL", "closed by peer", "reset by peer")
     return isinstance(error, FirstFailed) or any(word in str(error) for word in words)
 
 
-def _say(store: Store, key: str, said: Any) -> None:
-    """In pieces that the store takes. Under the key itself stands how many they are, last: all is there."""
-    text = json.dumps(said)
+def _send(store: Store, key: str, message: Any) -> None:
+    """In pieces that the store takes. Their number is set last, under the key itself: then all is there."""
+    text = json.dumps(message)
     starts = range(0, len(text), PIECE)
     for number, start in enumerate(starts):
         store.set(f"{key}-{number}", text[start : start + PIECE])
     store.set(key, str(len(starts)))
 
 
-def _hear(store: Store, keys: list[str], readers: int) -> list[Any]:
-    """What was said under these keys, as soon as all of it was. The last of the readers takes it away."""
+def _receive(store: Store, keys: list[str], readers: int) -> list[Any]:
+    """The messages under these keys, as soon as all are there. The last of the readers deletes them."""
     while not arrived(store, keys, PATIENCE):
         pass
     pieces = [[f"{key}-{number}" for number in range(int(store.get(key)))] for key in keys]
-    heard = [json.loads(b"".join(map(store.get, each))) for each in pieces]
-    count = f"{keys[0]}-heard"
+    messages = [json.loads(b"".join(map(store.get, each))) for each in pieces]
+    count = f"{keys[0]}-received"
     if store.add(count, 1) == readers:
         for key in (*keys, *itertools.chain.from_iterable(pieces), count):
             store.delete_key(key)
-    return heard
+    return messages
 
 
 def arrived(store: Store, keys: list[str], limit: timedelta) -> bool:
-    """Whether all of them are, within that time."""
+    """Whether all of these keys are set within that time."""
     try:
         store.wait(keys, limit)
     except RuntimeError as error:  # a store in a file has no kind of its own for it
@@ -180,8 +189,8 @@ def arrived(store: Store, keys: list[str], limit: timedelta) -> bool:
     return True
 
 
-def _mistakes_named(make: Callable[[], Any]) -> Any:
-    """What it makes; an error of the system in the form that a person is meant to read."""
+def _as_user_error(make: Callable[[], Any]) -> Any:
+    """The value that it computes; an error of the system becomes one that a person is meant to read."""
     try:
         return make()
     except BrokenPipeError:  # nobody reads what we print: that is no mistake
@@ -190,19 +199,10 @@ def _mistakes_named(make: Callable[[], Any]) -> Any:
         raise UserError(error.strerror or str(error), where=error.filename) from error
 
 
-def _made(said: dict[str, Any]) -> Any:
-    """What the first rank made, on another one."""
-    if "made" in said:
-        return said["made"]
-    if "what" in said:
-        raise Told(said["what"], where=said["where"], cure=said["cure"])
-    raise FirstFailed("the first rank failed")
-
-
 @contextmanager
-def _one_mistake_said(store: Store) -> Generator[None, None, None]:
-    """Ranks may all come to the same UserError, or one to its own and the others to its silence: who is the
-    first says it, the others end with it.
+def _reported_once(store: Store) -> Generator[None, None, None]:
+    """All ranks may meet the same UserError, or one its own and the others that rank's silence: whoever is
+    first reports it, the others end with it.
     """
     try:
         yield
@@ -215,11 +215,3 @@ def _one_mistake_said(store: Store) -> Generator[None, None, None]:
             if peer_ended(error) and store.check([MISTAKES]):
                 raise Told("another rank could not go on") from error
         raise
-
-
-def _store(said: Launched) -> Store:
-    """The file of our own launcher; torchrun's store where it has one, else the first rank's."""
-    if said.meeting is not None:
-        return FileStore(said.meeting, -1)
-    serves = said.rank == 0 and not said.agent_store
-    return TCPStore(said.address, said.port, said.count, is_master=serves, timeout=MEETING)

@@ -1,18 +1,21 @@
 """How each parameter lies over the ranks, in one table: sums of gradients, their norm, what is saved and read
 follow from it. A parameter without a cut is whole, or a DTensor that FSDP divides and sums.
+
+Gradients are summed once a step, in few large operations, whose order follows from the parameters' order and
+sizes alone: a resumed run adds in the same order as an uninterrupted one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from glm_accelerate.parallel.axes import ORDER, SAMPLES
-from glm_accelerate.parallel.part import Part, as_part, part_of
-from glm_accelerate.parallel.place import SINGLE, Place
-from glm_accelerate.parallel.reduce import sum_gradients
+from glm_accelerate.parallel.part import Part, as_part, local_of, part_of
+from glm_accelerate.parallel.place import ORDER, SAMPLES, SINGLE, Place
+
+BUCKET_BYTES = 32 * 2**20
 
 Axis = tuple[str, ...]
 Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # the box of a whole tensor at an offset, of a shape
@@ -43,7 +46,7 @@ class CutTable:
     cuts: Mapping[str, Cut] = field(default_factory=dict[str, Cut])
 
     def cut(self, name: str) -> Cut:
-        """Of a parameter, or of what an optimizer remembers of it."""
+        """The cut of a parameter, or of what an optimizer remembers of it."""
         return self.cuts.get(name.partition("::")[0], WHOLE)
 
     def whole(self, name: str, tensor: Tensor) -> bool:
@@ -51,16 +54,18 @@ class CutTable:
         return not isinstance(tensor, DTensor) and not self.cut(name).intervals
 
     def sum_gradients(self) -> None:
-        """In place, each over its axes. FSDP has summed those that it divides over data and shard."""
+        """In place, each over the ranks along its axes. FSDP has summed those that it divides."""
         by_axes: dict[Axis, list[nn.Parameter]] = {}
         for name, weight in self.weights.items():
             axes = self.cut(name).partial + (() if isinstance(weight, DTensor) else SAMPLES)
             by_axes.setdefault(axes, []).append(weight)
         for axes, weights in by_axes.items():
-            sum_gradients(weights, self.place, axes)
+            if self.place.count(*axes) > 1:
+                for bucket in _buckets(weights):
+                    _sum(bucket, self.place, axes)
 
     def norm(self, weights: Iterable[Tensor], norm: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """Of all gradients together. `norm`: of some, which FSDP may divide."""
+        """The norm of all gradients together. `norm` computes that of some, which FSDP may divide."""
         names: dict[Tensor, str] = (
             {weight: name for name, weight in self.weights.items()} if self.cuts else {}
         )
@@ -100,7 +105,7 @@ class CutTable:
         return torch.cat(list(boxes))
 
     def restore(self, name: str, tensor: Tensor, read: Read) -> Tensor:
-        """The same, in the form that the tensor has."""
+        """What `read` gives, in the form that the tensor has."""
         return as_part(self.read(name, tensor, read).to(tensor.device), tensor)
 
     def _square(self, norm: Tensor, axes: Sequence[str]) -> Tensor:
@@ -112,13 +117,45 @@ class CutTable:
 ONE_PROCESS = CutTable()  # which has everything, whole
 
 
+def _sum(bucket: Sequence[Tensor], place: Place, axes: Sequence[str]) -> None:
+    """Sum a bucket's gradients in place. A rank that learnt nothing adds zeros. The bucket's own memory is
+    given back before the next one is filled.
+    """
+    for parameter in bucket:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [local_of(parameter.grad) for parameter in bucket if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    place.sum_(flat, *axes)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype, up to about 32 MiB: few large sums are faster than many small ones.
+
+    With several ranks a gradient has its parameter's dtype (`Linear.learn_in`).
+    """
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if bucket and (size >= BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.nbytes
+    if bucket:
+        yield bucket
+
+
 def _within(intervals: Sequence[tuple[int, int]], first: int, count: int) -> tuple[tuple[int, int], ...]:
     """What of the intervals, laid one after the other, is in [first, first + count)."""
-    found: list[tuple[int, int]] = []
+    rows: list[tuple[int, int]] = []
     at = 0
     for start, stop in intervals:
         low, high = max(first, at), min(first + count, at + stop - start)
         if low < high:
-            found.append((start + low - at, start + high - at))
+            rows.append((start + low - at, start + high - at))
         at += stop - start
-    return tuple(found)
+    return tuple(rows)

@@ -14,10 +14,10 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.observe.sinks import events_of
+from glm_accelerate.optim.build import build_mover
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.optim.one_pass import keep_copies
-from glm_accelerate.parallel.axes import Axes
-from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.report import unusual
@@ -39,7 +39,6 @@ from glm_accelerate.training.saver import saver_of
 from glm_accelerate.training.settle import Settled, Start, settle, take_effect
 from glm_accelerate.training.sparing import recompute_as_needed
 from glm_accelerate.training.state import Progress
-from glm_accelerate.training.update import build_mover
 from glm_accelerate.training.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
@@ -87,7 +86,7 @@ def built(
         keep_to_limit(config.memory.limit, device)
         place = Place(ranks, Axes(data=plan.ranks // plan.shards, shard=plan.shards))
         made = assemble(training_recipe(config, plan, settled.files), device, place)
-        model, mover = made.model, build_mover(config, plan, made.model, made.table, device)
+        model, mover = made.model, build_mover(config.optim, plan, made.model, made.table, device)
         resumed, warnings = resume(settled, model, mover)
         progress = Progress() if resumed is None else resumed.progress
         keep_copies(mover.optimizer, model)

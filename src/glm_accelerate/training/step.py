@@ -29,10 +29,10 @@ def train_step(
     """All ranks apply it or none does. `scale`: of the loss, in float16."""
     mover.begin(rate, sum(batch.targets > 0 for batch in step.batches))
     loss = passes(step, scale)
+    mover.sum_gradients()
     norm_of_all = mover.norm(scale)
-    own, norm = torch.stack(
-        (loss, whole(norm_of_all).to(loss))
-    ).tolist()  # the one place that waits for the device
+    both = torch.stack((loss, whole(norm_of_all).to(loss)))
+    own, norm = both.tolist()  # only here the program waits for the device
     total, odd = place.total([own, not math.isfinite(norm)])
     applied = math.isfinite(total) and not odd and step.targets > 0
     if applied:

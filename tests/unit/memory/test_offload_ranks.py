@@ -15,9 +15,8 @@ from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.part import whole
-from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.parallel.shard import shard
 

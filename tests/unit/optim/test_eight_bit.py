@@ -16,9 +16,10 @@ from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import FilePlace, Sample, Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.optim.eight_bit import adamw_8bit, put_together, take_apart
+from glm_accelerate.optim.build import adamw_8bit
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.mover import FusedMover, mover_of
+from glm_accelerate.optim.state import put_together, take_apart
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.passes import WholeModel
 

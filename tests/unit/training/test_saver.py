@@ -12,9 +12,8 @@ from torch.distributed import HashStore
 from glm_accelerate.checkpoint.checkpointer import Checkpointer
 from glm_accelerate.config.schema import CheckpointSection
 from glm_accelerate.observe.events import Events
-from glm_accelerate.parallel.axes import Axes
 from glm_accelerate.parallel.part import part_of
-from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training import saver

@@ -24,8 +24,7 @@ from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.evaluate.measuring.exam import exam_of
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer
 from glm_accelerate.models.locate import locate
-from glm_accelerate.parallel.axes import Axes
-from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError

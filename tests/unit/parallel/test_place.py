@@ -2,7 +2,7 @@
 
 import pytest
 
-from glm_accelerate.parallel.axes import LOSS, ORDER, SAMPLES, Axes
+from glm_accelerate.parallel.place import LOSS, ORDER, SAMPLES, Axes
 
 MANY = Axes(pipeline=2, data=3, shard=2, context=2, tensor=4)
 
