@@ -14,8 +14,9 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.parallel.ranks import Ranks
+from glm_accelerate.prove.inputs import prove_inputs
+from glm_accelerate.prove.model import prove_model
 from glm_accelerate.prove.proof import Proof
-from glm_accelerate.prove.start import prove_inputs, prove_model
 from glm_accelerate.runtime.device import current_device
 
 

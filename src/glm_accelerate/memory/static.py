@@ -6,7 +6,6 @@ without are the same to the last bit.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
@@ -19,31 +18,14 @@ from glm_accelerate.runtime.errors import UserError
 CURE = "train.micro_tokens or data.max_tokens lower, or memory.recompute=blocks"
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The largest passes of a run fit, and what it cost to know."""
-
-    step: int  # where the widest is
-    positions: int  # of it
-    passes: int  # in all
-    seconds: float
-
-    @property
-    def said(self) -> str:
-        """For the start of a run."""
-        fits = f"the largest pass fits: {self.positions:,} positions, of step {self.step:,}"
-        passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
-        return f"{fits}; {passes} rehearsed in {self.seconds:.1f} s"
-
-
 def rehearse(
     steps: Sequence[Step],
     optimizer: Optimizer,
     forward_backward: Callable[[Step], object],
     device: torch.device,
-) -> Rehearsal:
+) -> str:
     """Go through `steps` as they would be trained, and forget them: no gradient stays, and generators are as
-    they were. `forward_backward` adds gradients up and moves no weight.
+    they were. `forward_backward` adds gradients up and moves no weight. Returns what to tell people of it.
     """
     began = time.perf_counter()
     with device_of(device).fork_random():
@@ -52,12 +34,10 @@ def rehearse(
             optimizer.zero_grad(set_to_none=True)
     device_of(device).synchronize()
     widest = max(steps, key=lambda step: step.batches[0].tokens_RT.size)
-    return Rehearsal(
-        step=widest.number,
-        positions=widest.batches[0].tokens_RT.size,
-        passes=sum(len(step.batches) for step in steps),
-        seconds=time.perf_counter() - began,
-    )
+    positions, count = widest.batches[0].tokens_RT.size, sum(len(step.batches) for step in steps)
+    passes = "1 pass" if count == 1 else f"{count} passes"
+    fits = f"the largest pass fits: {positions:,} positions, of step {widest.number:,}"
+    return f"{fits}; {passes} rehearsed in {time.perf_counter() - began:.1f} s"
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ A spare device has to hold the model alone. A process on spare cores pays only i
 on them has to take no longer than what training does meanwhile.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -79,62 +79,56 @@ def between(
 def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -> EvaluatorPlace:
     """What the config says, or the first that holds: a spare device, spare cores that keep up, inline."""
     asked = config.evaluate.where
-    on_cpu = hardware.device == "cpu"
-    busy = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
-    spare = max(0, hardware.cores - busy)
-    needed = ROUND_MODEL * work.model_bytes + PASS_BYTES
-    device, but = ("cpu", "") if on_cpu or hardware.count <= ranks else _spare(hardware, ranks, needed)
     if asked == "inline":
         return EvaluatorPlace("inline", "", 0, "the config: training waits")
     if asked == "external":  # wherever that is: on something like this
         why = "the config: `evaluate RUN --follow` does it"
-        return EvaluatorPlace(
-            "external", "", 0, why, _seconds(hardware, hardware.device, 1, work, work.largest)
-        )
+        seconds = _seconds(hardware, hardware.device, 1, work, work.largest)
+        return EvaluatorPlace("external", "", 0, why, seconds)
+    on_cpu = hardware.device == "cpu"
+    busy = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
+    spare = max(0, hardware.cores - busy)
+    needed = ROUND_MODEL * work.model_bytes + PASS_BYTES
+    device, but = "cpu", ""
+    if not on_cpu and hardware.count > ranks:  # a model that is divided in training is whole here
+        device, has = f"{hardware.device}:{ranks}", hardware.memory_bytes
+        if needed > has:
+            but = f"an undivided model needs about {amount(needed)} of its {amount(has)}; "
+            device, but = "cpu", f"{device} is spare, but {but}"
     # On cores the first evaluation has one of them: it is given more when it does not keep up.
     seconds = _seconds(hardware, device, 1, work, work.largest)
-    held = 0.0 if device == "cpu" else needed
     if asked == "beside":
+        held = 0.0 if device == "cpu" else needed
         return EvaluatorPlace("beside", device, max(1, spare), f"{but}the config", seconds, held)
     if device != "cpu":
-        return EvaluatorPlace("beside", device, 1, f"{device} is spare", seconds, held)
-    said = _on_cores(config, hardware, ranks, spare, work)
-    return replace(said, why=f"{but}{said.why}", seconds=seconds if said.where == "beside" else 0.0)
+        return EvaluatorPlace("beside", device, 1, f"{device} is spare", seconds, needed)
+    inline, why = _against_cores(config, hardware, busy, spare, work)
+    if inline:
+        return EvaluatorPlace("inline", "", 0, f"{but}{why}")
+    return EvaluatorPlace("beside", "cpu", spare, f"{but}{why}", seconds)
 
 
-def _spare(hardware: Hardware, ranks: int, needed: float) -> tuple[str, str]:
-    """The device that training leaves free; or the CPU, and what is in the way. A model that is divided in
-    training is whole here.
-    """
-    device = f"{hardware.device}:{ranks}"
-    if needed <= hardware.memory_bytes:
-        return device, ""
-    has = amount(hardware.memory_bytes)
-    return "cpu", f"{device} is spare, but an undivided model needs about {amount(needed)} of its {has}; "
-
-
-def _on_cores(config: RunConfig, hardware: Hardware, ranks: int, spare: int, work: Between) -> EvaluatorPlace:
+def _against_cores(
+    config: RunConfig, hardware: Hardware, busy: int, spare: int, work: Between
+) -> tuple[bool, str]:
+    """Whether spare cores do not do, and why. `busy`: cores or devices that training takes."""
     if not spare:
-        return EvaluatorPlace("inline", "", 0, f"training takes all {hardware.cores} cores: it waits")
-    on_cpu = hardware.device == "cpu"
-    free = hardware.free_bytes if on_cpu else hardware.host_bytes
+        return True, f"training takes all {hardware.cores} cores: it waits"
+    free = hardware.free_bytes if hardware.device == "cpu" else hardware.host_bytes
     if free < 2 * work.model_bytes:
-        return EvaluatorPlace("inline", "", 0, f"no memory for a second model of {amount(work.model_bytes)}")
-    meanwhile = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks
-    given = _seconds(hardware, hardware.device, meanwhile, work, PASSES * work.trained)
-    cores = f"{spare} spare core{'s' if spare > 1 else ''}"
+        return True, f"no memory for a second model of {amount(work.model_bytes)}"
+    given = _seconds(hardware, hardware.device, busy, work, PASSES * work.trained)
     if given * work.times < SHORT:
-        return EvaluatorPlace("inline", "", 0, "the run is short: starting an evaluator would take longer")
+        return True, "the run is short: starting an evaluator would take longer"
     usual, most = (
         _seconds(hardware, "cpu", spare, work, tokens) / given for tokens in (work.usual, work.most)
     )
+    cores = f"{spare} spare core{'s' if spare > 1 else ''}"
     none_left_out = config.evaluate.keep == "all" or config.evaluate.decides
     if (taken := most if none_left_out else usual) > 1:
-        return EvaluatorPlace(
-            "inline", "", 0, f"{cores} would take {taken:.1f} times as long as training meanwhile"
-        )
+        return True, f"{cores} would take {taken:.1f} times as long as training meanwhile"
     close = f", {most:.0%} in a close race" if most > usual else ""
-    return EvaluatorPlace("beside", "cpu", spare, f"{cores}, busy about {usual:.0%} of the time{close}")
+    return False, f"{cores}, busy about {usual:.0%} of the time{close}"
 
 
 def _seconds(hardware: Hardware, device: str, count: int, work: Between, tokens: float) -> float:

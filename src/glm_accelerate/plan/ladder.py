@@ -118,11 +118,14 @@ class Ladder:
         """
         own = [up_to(lever, ITSELF) for lever in levers]
         enough: list[set[Option]] = []
-        for said in sorted(product(*map(_said, levers)), key=lambda said: sum(map(bool, said))):
-            typed = {option for option in said if option is not None}
-            if any(other <= typed for other in enough) or max(map(_tier, typed), default=0) < tier:
+        typed_of_each = [[None, *(option for option in lever if option.typed)] for lever in levers]
+        for combination in sorted(product(*typed_of_each), key=lambda options: sum(map(bool, options))):
+            typed = {option for option in combination if option is not None}
+            highest = max((option.tier for option in typed), default=0)
+            if highest < tier or any(other <= typed for other in enough):
                 continue
-            within = [lever if option is None else (option,) for lever, option in zip(own, said, strict=True)]
+            pairs = zip(own, combination, strict=True)
+            within = [lever if option is None else (option,) for lever, option in pairs]
             found = self._fastest(setting, within)
             if found is not None:
                 enough.append(typed)
@@ -180,12 +183,3 @@ def _needed(job: Job, found: Estimate) -> int:
     memory is short (training/saver.py).
     """
     return found.peak + (found.host - found.spared if job.device == "cpu" else 0)
-
-
-def _said(lever: Lever) -> list[Option | None]:
-    """What may be typed of it, and nothing."""
-    return [None, *(option for option in lever if option.typed)]
-
-
-def _tier(option: Option) -> int:
-    return option.tier

@@ -6,7 +6,6 @@ remote code.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,8 @@ _CURE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendering:
-    """One conversation as a template writes it."""
-
-    tokens: list[int] | None  # None where the model's tokenizer needs code of its own
-    text: str
+# One conversation as a template writes it: text, and tokens; None where that needs the tokenizer's own code.
+_Rendering = tuple[str, list[int] | None]
 
 
 def prove_template(
@@ -51,14 +46,15 @@ def prove_template(
         if not conversation.messages or _mentions_special(conversation.messages, template):
             continue  # where a text says `<|user|>` the two differ by design
         for messages, prompt in _cases(conversation.messages):
-            wanted = theirs.render(messages, prompt)
-            found = _ours(messages, template, tokenizer, prompt)
-            if wanted.text != found.text:
-                said = f"differs from the model's own chat template {_difference(wanted.text, found.text)}"
-                return Proof("template", False, f"{template.name}: {conversation.place} {said}", _CURE)
-            if wanted.tokens is not None and wanted.tokens != found.tokens:
-                said = "is tokenized unlike the model's own tokenizer does"
-                return Proof("template", False, f"{template.name}: {conversation.place} {said}", _CURE)
+            text, tokens = theirs.render(messages, prompt)
+            our_text, our_tokens = _ours(messages, template, tokenizer, prompt)
+            fault = ""
+            if text != our_text:
+                fault = f"differs from the model's own chat template {_difference(text, our_text)}"
+            elif tokens is not None and tokens != our_tokens:
+                fault = "is tokenized unlike the model's own tokenizer does"
+            if fault:
+                return Proof("template", False, f"{template.name}: {conversation.place} {fault}", _CURE)
             compared += 1
     how = "token for token" if theirs.tokenizes else "in text"
     return Proof("template", True, f"{template.name}: {compared} renderings equal the model's own {how}")
@@ -84,33 +80,31 @@ class _Theirs:
 
         apart = self._template.name == "glm4-0414"  # tools are handed over beside the messages
         kept = [message for message in messages if not (apart and only_carries_tools(message))]
-        said = [_as_said(message, with_tools=not apart) for message in kept]
+        turns = [_as_theirs(message, with_tools=not apart) for message in kept]
         tools: list[Any] = [tool for message in messages for tool in message.tools] if apart else []
         [text], _ = render_jinja_template(
-            [said], tools=tools or None, chat_template=self._jinja, add_generation_prompt=prompt
+            [turns], tools=tools or None, chat_template=self._jinja, add_generation_prompt=prompt
         )
         tokens = self._tokenizer.encode(text, add_special_tokens=False) if self.tokenizes else None
-        return _Rendering(tokens, text)
+        return text, tokens
 
 
-def _as_said(message: Message, *, with_tools: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
+def _as_theirs(message: Message, *, with_tools: bool) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.call:
-        said |= {"metadata": message.call.name, "content": message.call.arguments}
+        turn |= {"metadata": message.call.name, "content": message.call.arguments}
     if message.tools and with_tools:
-        said["tools"] = [{"type": "function", "function": function_of(tool)} for tool in message.tools]
-    return said
+        turn["tools"] = [{"type": "function", "function": function_of(tool)} for tool in message.tools]
+    return turn
 
 
 def _ours(messages: Sequence[Message], template: Template, tokenizer: Tokenizer, prompt: bool) -> _Rendering:
     pieces = template.render(messages, generation_prompt=prompt)
-    if prompt:
-        return _Rendering(
-            encode_prompt(messages, template, tokenizer), "".join(piece.text for piece in pieces)
-        )
-    ended = messages[-1].role == "assistant"  # the model's own template writes no stop token at the end
-    pieces = pieces[:-1] if ended else pieces
-    return _Rendering(encode_whole(pieces, tokenizer), "".join(piece.text for piece in pieces))
+    if not prompt and messages[-1].role == "assistant":
+        pieces = pieces[:-1]  # the model's own template writes no stop token at the end
+    text = "".join(piece.text for piece in pieces)
+    whole = encode_prompt(messages, template, tokenizer) if prompt else encode_whole(pieces, tokenizer)
+    return text, whole
 
 
 def _cases(messages: Sequence[Message]) -> list[tuple[Sequence[Message], bool]]:
@@ -125,8 +119,8 @@ def _mentions_special(messages: Sequence[Message], template: Template) -> bool:
     return any(mark in text for text in texts for mark in marks)
 
 
-def _difference(wanted: str, found: str) -> str:
-    differing = (at for at, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1])
-    at = next(differing, min(len(wanted), len(found)))
+def _difference(wanted: str, ours: str) -> str:
+    differing = (at for at, pair in enumerate(zip(wanted, ours, strict=False)) if pair[0] != pair[1])
+    at = next(differing, min(len(wanted), len(ours)))
     start = max(0, at - _SHOWN)
-    return f"at character {at}: {wanted[start : at + _SHOWN]!r}, ours {found[start : at + _SHOWN]!r}"
+    return f"at character {at}: {wanted[start : at + _SHOWN]!r}, ours {ours[start : at + _SHOWN]!r}"

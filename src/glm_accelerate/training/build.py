@@ -21,8 +21,7 @@ from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.report import unusual
-from glm_accelerate.prove.proof import Proof
-from glm_accelerate.prove.start import require
+from glm_accelerate.prove.proof import Proof, require
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly

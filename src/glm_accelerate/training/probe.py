@@ -34,7 +34,7 @@ from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.optim.one_pass import keep_copies
 from glm_accelerate.parallel.launch import LIBRARIES, can_fork
 from glm_accelerate.plan.probe import FEW, Answer
-from glm_accelerate.prove.start import prove_inputs
+from glm_accelerate.prove.inputs import prove_inputs
 from glm_accelerate.runtime.child import end_with_parent
 from glm_accelerate.runtime.host import (
     give_back_memory,

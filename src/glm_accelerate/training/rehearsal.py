@@ -44,8 +44,8 @@ def rehearsal(
             raise
         cure = "optim.name=adamw8bit, memory.offload=[optimizer], or adapt.method=lora"
         raise UserError("out of memory: the optimizer's moments do not fit", cure=cure) from error
-    done = rehearse(largest_steps(train, found), mover.optimizer, through, model.embed.device)
+    fits = rehearse(largest_steps(train, found), mover.optimizer, through, model.embed.device)
     free(model)
     of = f" (of steps up to {found.looked_at:,})" if found.looked_at < plan.steps else ""
-    life.events.emit("decision", {"step": position, "said": f"{done.said}{of}"})
+    life.events.emit("decision", {"step": position, "said": f"{fits}{of}"})
     life.ranks.doing.phase = "training"

@@ -22,7 +22,7 @@ from glm_accelerate.models.linear import linear_layers
 from glm_accelerate.models.projection import LowRank
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
-from glm_accelerate.prove.coverage import prove_coverage
+from glm_accelerate.prove.model import prove_coverage
 from glm_accelerate.runtime.errors import UserError
 
 Make = Callable[..., Path]

@@ -13,7 +13,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.float8 import float8_products
 from glm_accelerate.models.linear import linear_layers
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.prove.isolation import prove_isolation
+from glm_accelerate.prove.model import prove_isolation
 
 
 def made(directory: Path, method: str, simulated: bool | None) -> Decoder:

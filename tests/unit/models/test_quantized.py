@@ -35,7 +35,7 @@ from glm_accelerate.models.linear import linear_layers
 from glm_accelerate.models.packed import PackedWeight
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
-from glm_accelerate.prove.coverage import prove_coverage
+from glm_accelerate.prove.model import prove_coverage
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.run import train
 

@@ -9,7 +9,7 @@ from glm_accelerate.data.encode import TrainOn
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Conversation, FilePlace, Message, ToolCall
-from glm_accelerate.prove.labels import prove_labels
+from glm_accelerate.prove.inputs import prove_labels
 
 TALK = (
     Message("user", "q"),

@@ -13,8 +13,8 @@ from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.templates import get_template
 from glm_accelerate.data.tokenizers import Tokenizer, load_tokenizer
 from glm_accelerate.data.types import Conversation, FilePlace, Message, ToolCall
-from glm_accelerate.prove.proof import Proof
-from glm_accelerate.prove.start import prove_inputs, require
+from glm_accelerate.prove.inputs import prove_inputs
+from glm_accelerate.prove.proof import Proof, require
 from glm_accelerate.prove.template import prove_template
 from glm_accelerate.runtime.errors import UserError
 

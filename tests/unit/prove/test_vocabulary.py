@@ -7,7 +7,8 @@ import pytest
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.demo.tiny import write_tiny
 from glm_accelerate.models.weights import load_model
-from glm_accelerate.prove.start import prove_vocabulary, require
+from glm_accelerate.prove.model import prove_vocabulary
+from glm_accelerate.prove.proof import require
 from glm_accelerate.runtime.errors import UserError
 
 

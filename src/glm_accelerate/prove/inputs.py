@@ -1,28 +1,26 @@
-"""The proofs that every start runs, in seconds, and a short report of them."""
+"""The proofs of a run's inputs: that the template is the model's own, and that answers end."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from glm_accelerate.config.schema import DataSection, RunConfig
-from glm_accelerate.data.encode import render
+from glm_accelerate.data.encode import Labels, Left, TrainOn, encode, render
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.read import read
-from glm_accelerate.data.templates import Template
+from glm_accelerate.data.templates.template import ASSISTANT, Template
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.data.types import Conversation
-from glm_accelerate.models.bind import bound
-from glm_accelerate.models.compression import said_of
-from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.prove.coverage import prove_coverage
-from glm_accelerate.prove.isolation import prove_isolation
-from glm_accelerate.prove.labels import prove_labels
 from glm_accelerate.prove.proof import Proof
 from glm_accelerate.prove.template import prove_template
 from glm_accelerate.runtime.errors import UserError
 
 CONVERSATIONS = 32  # enough to meet every role; more take longer than they tell
 CHARACTERS, MESSAGES = 10_000, 500  # of a conversation's messages; so do longer ones
+NO_LIMIT = 1 << 40  # whole conversations: a truncated answer rightly has no stop
 
 
 def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Proof]:
@@ -56,27 +54,36 @@ def _is_rendered(conversation: Conversation, template: Template, data: DataSecti
     return True
 
 
-def prove_model(config: RunConfig, model: Decoder, tokenizer: Tokenizer) -> list[Proof]:
-    """Of what a run has built; bound, as it will be used."""
-    paths = bound(model)
-    return [
-        prove_vocabulary(model, tokenizer),
-        prove_coverage(model, config.adapt),
-        prove_isolation(model),
-        *([] if model.sizes.plain else [Proof("structure", True, said_of(model.sizes))]),
-        *(Proof(choice.operator, True, f"{choice.path}: {choice.why}") for choice in paths),
-    ]
-
-
-def prove_vocabulary(model: Decoder, tokenizer: Tokenizer) -> Proof:
-    """A token beyond the table of embeddings ends a GPU's whole context, without a word about why."""
-    numbers, rows = tokenizer.vocab_size, model.sizes.vocabulary
-    fits = "" if numbers <= rows else ": the tokenizer files are not this model's"
-    return Proof("vocabulary", numbers <= rows, f"{numbers:,} tokens, {rows:,} embeddings{fits}")
-
-
-def require(proofs: list[Proof]) -> None:
-    """A run does not start where a binding proof failed."""
-    for proof in proofs:
-        if not proof.ok and proof.binding:
-            raise UserError(f"the proof of {proof.name} failed: {proof.said}", cure=proof.cure or None)
+def prove_labels(
+    conversations: Sequence[Conversation],
+    template: Template,
+    tokenizer: Tokenizer,
+    *,
+    train_on: TrainOn = "all",
+    labels: Labels = "exact",
+) -> Proof:
+    """Every learnt answer ends with a learnt stop token: without that label a model never learns to stop, and
+    nothing in the loss shows it.
+    """
+    enders = [tokenizer.special(name) for name in template.stops]
+    if "<|user|>" in template.stops:  # roles: a thought may be followed by the next turn of its own
+        enders.append(tokenizer.special(ASSISTANT))
+    encoded = encode(
+        conversations, template, tokenizer, train_on=train_on, labels=labels, max_tokens=NO_LIMIT
+    )
+    answers, open_ended = 0, list[str]()
+    for sample in encoded:
+        if isinstance(sample, Left):
+            continue
+        learnt = sample.targets
+        last = np.flatnonzero(learnt & ~np.append(learnt[1:], np.False_))
+        answers += len(last)
+        if not np.isin(sample.tokens[last], enders).all():
+            open_ended.append(str(sample.place))
+    if not answers:
+        return Proof("labels", False, f"none of {len(conversations)} conversations has anything to learn")
+    if open_ended:
+        share = f"{len(open_ended)} of {len(encoded)} samples"
+        finding = f"{share} learn an answer without its stop token, first {open_ended[0]}"
+        return Proof("labels", False, finding)
+    return Proof("labels", True, f"{answers} answers in {len(encoded)} samples end with a learnt stop token")
