@@ -374,11 +374,14 @@ class Stopping:
         pass
 
 
-def test_a_trainer_starts_one_that_hangs_anew(tiny_run: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trainer_starts_one_that_hangs_anew(
+    tiny_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """G2: where results decide, too; else each of them would be waited for in vain."""
+    monkeypatch.setattr("glm_accelerate.evaluate.protocol.child.FIRST_RESTART", 0.1)
     evaluate = {
         "metrics": ["loss"], "every": 6, "samples": "all", "where": "beside",
-        "stop_after": 9, "lag": 4, "timeout": 4.0, "patience": 20.0,
+        "stop_after": 9, "lag": 4, "timeout": 3.0, "patience": 20.0,
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**tiny_run, "evaluate": evaluate}))
     stopping = Stopping(tmp_path / "run")
@@ -392,7 +395,7 @@ def test_a_trainer_starts_one_that_hangs_anew(tiny_run: dict[str, Any], tmp_path
         assert found[step].by["process"] != str(stopping.stopped)
     events = read_events(tmp_path / "run" / "events.jsonl")
     said = [str(event["said"]) for event in events if event["kind"] == "warning"]
-    assert sum("it has claimed nothing for 4 s" in sentence for sentence in said) == 1
+    assert sum("it has claimed nothing for 3 s" in sentence for sentence in said) == 1
 
 
 def test_a_disk_that_is_full_for_a_while(
@@ -411,14 +414,14 @@ def test_a_disk_that_is_full_for_a_while(
     child = pid_of(run, beside)
     until(lambda: ledger.is_claimed(run, first), beside)
     _fill(run)
-    ends = time.monotonic() + 3
+    ends = time.monotonic() + 2
     assert until(lambda: time.monotonic() > ends, beside) == []
     assert ledger.is_claimed(run, first)
     (run / "filler").unlink()
     assert until(answered(run, first, second), beside) == []
     third = ask(run, 9)
     _fill(run)
-    ends = time.monotonic() + 2
+    ends = time.monotonic() + 1.2
     assert until(lambda: time.monotonic() > ends, beside) == []
     (run / "filler").unlink()
     assert until(answered(run, third), beside) == []
@@ -592,7 +595,8 @@ def test_a_snapshot_is_held_while_it_is_read(run: Path, start: Callable[..., Eva
 
 def test_a_late_result_is_dropped(run: Path, start: Callable[..., EvaluatorProcess]) -> None:
     """G6, G13: the trainer has given a step up, or gone back and made it anew, while it was evaluated."""
-    says(run, "slow 2")
+    publish_snapshot(run, 9)
+    says(run, "slow 1")
     late, beside = ask(run, 3), start()
     until(lambda: ledger.is_claimed(run, late), beside)
     ledger.withdraw(run, late, "timeout", "no result in 1 s")

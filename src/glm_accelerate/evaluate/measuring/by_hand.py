@@ -17,7 +17,7 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import DataSection, EvaluateSection
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.evaluate.measuring.answers import Watch
-from glm_accelerate.evaluate.measuring.exam import exam_on
+from glm_accelerate.evaluate.measuring.exam import Exam, sample_order_of
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer
 from glm_accelerate.evaluate.measuring.rebuild import config_and_plan, glm_examiner
 from glm_accelerate.evaluate.protocol import ledger
@@ -103,11 +103,15 @@ def evaluate_model(
 ) -> Findings:
     """Any model on the samples that `inputs` calls train. `step`: of its run, if it has one."""
     store, usual = inputs.train, EvaluateSection()
-    exam = exam_on(
-        store,
-        inputs,
+    drawn = sample_order_of(store)
+    exam = Exam(
+        held_out=store,
+        order=drawn.order,
+        strata=drawn.strata,
         looks=(len(store),),
         micro_tokens=micro_tokens,
+        tokenizer=inputs.tokenizer,
+        stops=inputs.stops,
         metrics=usual.metrics,
         max_new_tokens=usual.max_new_tokens,
     )

@@ -15,7 +15,7 @@ from glm_accelerate.data.store import Store
 from glm_accelerate.data.tokenizers import Tokenizer
 from glm_accelerate.evaluate.measuring.metrics import fingerprints
 from glm_accelerate.evaluate.protocol.messages import exam_id_of
-from glm_accelerate.evaluate.statistics.samples import draw_order, looks
+from glm_accelerate.evaluate.statistics.samples import SampleOrder, draw_order, looks
 from glm_accelerate.plan.run_plan import RunPlan
 
 SEED = 0  # of the order of samples: not the run's, so that runs compare too
@@ -55,41 +55,24 @@ class Exam:
 
 def exam_of(config: RunConfig, plan: RunPlan, inputs: Inputs) -> Exam:
     """What the config has every step evaluated on."""
-    assert inputs.dev is not None
-    section, most = config.evaluate, plan.evaluate_samples
-    return exam_on(
-        inputs.dev,
-        inputs,
-        looks=looks(min(len(inputs.dev), most)) if section.samples == "auto" else (most,),
+    held_out, section, most = inputs.dev, config.evaluate, plan.evaluate_samples
+    assert held_out is not None
+    drawn = sample_order_of(held_out)
+    return Exam(
+        held_out=held_out,
+        order=drawn.order,
+        strata=drawn.strata,
+        looks=looks(min(len(held_out), most)) if section.samples == "auto" else (most,),
         micro_tokens=plan.micro_tokens,
+        tokenizer=inputs.tokenizer,
+        stops=inputs.stops,
         metrics=section.metrics,
         max_new_tokens=section.max_new_tokens,
         margin=section.margin,
     )
 
 
-def exam_on(
-    held_out: Store,
-    inputs: Inputs,
-    *,
-    looks: tuple[int, ...],
-    micro_tokens: int,
-    metrics: Sequence[str],
-    max_new_tokens: int,
-    margin: float = 0.0,
-) -> Exam:
-    """An exam on any samples, in an order that depends on them alone."""
-    sources = np.repeat(np.arange(len(held_out.spans)), [span.stop - span.start for span in held_out.spans])
-    drawn = draw_order(held_out.lengths, sources, SEED)
-    return Exam(
-        held_out,
-        drawn.order,
-        drawn.strata,
-        looks,
-        micro_tokens,
-        inputs.tokenizer,
-        inputs.stops,
-        metrics,
-        max_new_tokens,
-        margin,
-    )
+def sample_order_of(store: Store) -> SampleOrder:
+    """The order in which its samples are evaluated."""
+    sources = np.repeat(np.arange(len(store.spans)), [span.stop - span.start for span in store.spans])
+    return draw_order(store.lengths, sources, SEED)

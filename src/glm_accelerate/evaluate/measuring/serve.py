@@ -39,7 +39,7 @@ class Trainer:
             os.write(self._pipe, f"{line}\n".encode())
 
     def use_threads(self) -> None:
-        """As many threads as it has granted last."""
+        """Compute with as many threads as it has granted last."""
         torch.set_num_threads(self._threads)
 
     def _receive(self) -> None:

@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.config.load import load_config
+from glm_accelerate.config.schema import EvaluateSection
 from glm_accelerate.evaluate.protocol.ledger import claim, listing, publish, read_sample_losses
 from glm_accelerate.evaluate.protocol.messages import (
     Examiner,
@@ -119,27 +120,20 @@ def reason_of(error: Exception) -> str:
 def finished(run: Path) -> bool:
     """Whether no more requests will come: its last event is the end of training, not an interruption."""
     path = run / "events.jsonl"
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        lines = file.read().splitlines()
     try:
-        last = json.loads(lines[-1]) if lines else None
-    except ValueError:  # torn, or being written
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            last = json.loads(file.read().splitlines()[-1])
+    except (FileNotFoundError, IndexError, ValueError):  # none yet, or torn, or being written
         return False
-    if not isinstance(last, dict):
-        return False
-    event = cast("dict[str, object]", last)
-    return event.get("kind") == "stop" and not str(event.get("reason")).startswith(INTERRUPTIONS)
+    stopped = isinstance(last, dict) and last.get("kind") == "stop"
+    return stopped and not str(last.get("reason")).startswith(INTERRUPTIONS)
 
 
 def evaluates_all(run: Path) -> bool:
     """Whether no evaluation of a run may be left out: then the oldest request comes first."""
     path = run / "config.yaml"
-    if not path.is_file():
-        return False
-    section = load_config(path).evaluate
+    section = load_config(path).evaluate if path.is_file() else EvaluateSection()
     return section.keep == "all" or section.decides
 
 
