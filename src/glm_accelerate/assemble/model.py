@@ -13,7 +13,6 @@ from glm_accelerate.checkpoint.find import resolve_path
 from glm_accelerate.checkpoint.made_with import made_with, require_made_with
 from glm_accelerate.checkpoint.origin import begun_on, config_of
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.paths import local_name
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.templates import detect_template
 from glm_accelerate.memory.frozen import FrozenWeights
@@ -31,6 +30,7 @@ from glm_accelerate.parallel.shard import fill, shard
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import local_name
 
 
 @dataclass(frozen=True, slots=True)

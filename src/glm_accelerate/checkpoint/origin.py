@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 
 from glm_accelerate.checkpoint.format import DIGEST, MANIFEST, WEIGHTS, digest, read_manifest
-from glm_accelerate.config.load import load_config, to_yaml
-from glm_accelerate.config.paths import absolute
+from glm_accelerate.config.load import absolute, load_config, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import sync, write_text

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import opening, source
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.stop import stopping_at_once
 
@@ -21,20 +21,20 @@ BETWEEN_OVERRIDES = re.compile(r",(?=[a-z_]+\.[a-z_]+=)")  # a value may hold co
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, metavar="|".join(KINDS), help="what is measured")
-    source.arguments(parser)
+    options.config_arguments(parser)
     for name, least, default, about in (
         ("--steps", 1, 20, "steps that count (20)"),
         ("--warmup", 1, 5, "steps before them (5)"),
         ("--rounds", 3, 3, "repeats of a comparison, a save or an operator, 3 or more (3)"),
     ):
-        parser.add_argument(name, type=opening.at_least(least), default=default, metavar="N", help=about)
+        parser.add_argument(name, type=options.at_least(least), default=default, metavar="N", help=about)
     parser.add_argument(
         "--compare",
         metavar="CONFIG2|section.key=value,...",
         help="step: measure this beside it, in turn, and show the ratio",
     )
     parser.add_argument(
-        "--out", type=opening.directory, metavar="DIR", help="write the report there: .md, .json and .svg"
+        "--out", type=options.directory, metavar="DIR", help="write the report there: .md, .json and .svg"
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
 
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.compare and args.kind != "step":
         raise UserError(f"--compare is for `bench step`, not for `bench {args.kind}`")
-    config = source.config_from(args)  # its mistakes are shown before torch is loaded
+    config = options.config_from(args)  # its mistakes are shown before torch is loaded
     other = _other(args.compare, config) if args.compare else None
     with stopping_at_once():
         report = _compared(args, config, other) if other else _measured(args, config)
@@ -71,7 +71,7 @@ def _other(text: str, config: "RunConfig") -> "RunConfig":
 def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":
     from glm_accelerate.cli.progress import counting
 
-    name = source.name_from(args)
+    name = options.config_name(args)
     with counting(named=True) as say:
         if args.kind == "step":
             from glm_accelerate.bench.step import measure, step_report
@@ -94,7 +94,7 @@ def _compared(args: argparse.Namespace, config: "RunConfig", other: "RunConfig")
     from glm_accelerate.bench.compare import Side, compare, compare_report
     from glm_accelerate.cli.progress import counting
 
-    sides = (Side(source.name_from(args), config), Side(args.compare, other))
+    sides = (Side(options.config_name(args), config), Side(args.compare, other))
     words = ("--json", "--steps", str(args.steps), "--warmup", str(args.warmup))
     command = [sys.executable, "-m", "glm_accelerate.cli.main", "bench", "step", *words]
     with counting(named=True) as say:

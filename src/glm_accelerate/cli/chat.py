@@ -5,7 +5,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ HELP = "Talk to a model: a run, a checkpoint, an adapter with its base, or any G
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    opening.arguments(parser)
+    options.path_arguments(parser)
     parser.add_argument("--ask", metavar="QUESTION", help="one question, answered on stdout")
     parser.add_argument("--system", metavar="TEXT", help="what the conversation opens with")
     parser.add_argument(
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (0)")
     parser.add_argument(
-        "--max-new-tokens", type=opening.at_least(1), default=1024, metavar="N", help="longest answer (1024)"
+        "--max-new-tokens", type=options.at_least(1), default=1024, metavar="N", help="longest answer (1024)"
     )
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     weights = chosen(args.path)
     if weights.said:
         say(new_console(stderr=True), weights.said, style="dim")
-    base = opening.base_from(args)
+    base = options.base_from(args)
     opened = open_model(weights.path, base=base, device=take_device(None), merged=True)
     chat = Chat(
         opened.model,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount
 
@@ -27,7 +27,7 @@ DIFFERENCES_SHOWN = 40
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", type=opening.directory, help="a run's directory; verify: or a checkpoint's"
+        "run", metavar="RUN", type=options.directory, help="a run's directory; verify: or a checkpoint's"
     )
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help="(list)")
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 import argparse
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 
 HELP = (
     "Write a smaller base model: neighbouring layers share projections, large matrices become two thin ones. "
@@ -15,14 +15,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="NEW", help="a new directory")
     parser.add_argument(
         "--share-qk",
-        type=opening.at_least(1),
+        type=options.at_least(1),
         default=1,
         metavar="N",
         help="so many neighbouring layers have one query and one key projection (1: each has its own)",
     )
     parser.add_argument(
         "--keep-energy",
-        type=opening.above_zero,
+        type=options.number(above_zero=True),
         default=1.0,
         metavar="SHARE",
         help="matrices become two thin ones with this share of their squared singular values (1: they stay)",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import source
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PICTURES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.arguments(parser)
+    options.config_arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--sample", type=int, default=0, metavar="N", help="show training sample N (0)")
     which.add_argument("--line", metavar="[FILE:]N", help="show the sample of line N of a training file")
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.plan.resolve import resolve
     from glm_accelerate.runtime.screen import new_console, say
 
-    config = source.config_from(args)
+    config = options.config_from(args)
     directory = locate(config.model.path)
     family, sizes, _ = read_config(directory)
     with watching() as watch:

@@ -4,7 +4,7 @@ import argparse
 from itertools import count
 from pathlib import Path
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import UserError
 
 HELP = "Train a tiny GLM on generated data in about two minutes, from nothing to correct answers."
@@ -13,7 +13,7 @@ HELP = "Train a tiny GLM on generated data in about two minutes, from nothing to
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
-        type=opening.directory,
+        type=options.directory,
         metavar="DIR",
         help="a new directory (runs/demo, or the next that is free)",
     )

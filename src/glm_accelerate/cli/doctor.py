@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import starmap
 from typing import TYPE_CHECKING, Literal
 
-from glm_accelerate.cli import source
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.env import compiler, visible_devices
 from glm_accelerate.runtime.errors import ExitCode
 
@@ -65,12 +65,12 @@ class Finding:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.arguments(parser)
+    options.config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings, then the proofs of a config; 2 if anything has to be mended."""
-    config = source.config_from(args) if source.is_given(args) else None  # its mistakes come first
+    config = options.config_from(args) if options.has_config(args) else None  # its mistakes come first
 
     from rich.console import Console
 

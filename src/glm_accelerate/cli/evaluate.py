@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MEASURING = ("json", "data", "metrics", "samples", "max_tokens", "max_new_tokens
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, what to measure, and where figures go."""
-    opening.arguments(parser)
+    options.path_arguments(parser)
     parser.add_argument(
         "--data", nargs="+", action="extend", metavar="FILE", help="JSONL files (of a run: its data.dev)"
     )
@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("--max-new-tokens", 1, "longest answer (of a run: its own; else 256)"),
         ("--threads", 1, "of the processor (as many as it has cores)"),
     ):
-        parser.add_argument(name, type=opening.at_least(least), metavar="N", help=about)
+        parser.add_argument(name, type=options.at_least(least), metavar="N", help=about)
     parser.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
@@ -153,14 +153,14 @@ def _measured(args: argparse.Namespace, weights: Path, run: Path | None) -> "Fin
     from glm_accelerate.cli.progress import counting, watching
     from glm_accelerate.evaluate.measuring.by_hand import EvaluationOptions, evaluate_run, evaluation_of_files
 
-    options = EvaluationOptions(args.metrics, args.samples, args.max_new_tokens, args.precision)
-    device, base = opening.device_from(args), opening.base_from(args)
+    how = EvaluationOptions(args.metrics, args.samples, args.max_new_tokens, args.precision)
+    device, base = options.device_from(args), options.base_from(args)
     if not args.data:
         with counting() as count:
-            return evaluate_run(weights, options, device, count, base)
+            return evaluate_run(weights, how, device, count, base)
     with watching() as watch:
         evaluate = evaluation_of_files(
-            weights, run, args.data, options, device, max_tokens=args.max_tokens, base=base, watch=watch
+            weights, run, args.data, how, device, max_tokens=args.max_tokens, base=base, watch=watch
         )
     with counting() as count:
         return evaluate(count)
@@ -176,4 +176,4 @@ def _run_of(path: str) -> Path:
 
 
 def _samples(text: str) -> "int | str":
-    return text if text == "all" else opening.at_least(1)(text)
+    return text if text == "all" else options.at_least(1)(text)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.words import amount
 
 HELP = "Write a trained model for transformers, vLLM and SGLang, or its adapter for PEFT."
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "structured: a compressed model as it is, for this program alone (hf)",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights (as the base model's)")
-    opening.base(parser)
+    options.base(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         merge_adapter=args.merge,
         layout=args.layout,
         dtype=getattr(torch, args.dtype) if args.dtype else None,
-        base=opening.base_from(args),
+        base=options.base_from(args),
     )
     size = sum(path.stat().st_size for path in made.path.iterdir())
     why = f" ({weights.why})" if weights.why else ""

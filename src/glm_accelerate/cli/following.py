@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from glm_accelerate.cli import opening
+from glm_accelerate.cli import options
 from glm_accelerate.evaluate.measuring.metrics import require_trust
 from glm_accelerate.evaluate.measuring.rebuild import config_and_plan, glm_examiner
 from glm_accelerate.evaluate.measuring.serve import build_examiner
@@ -42,17 +42,17 @@ def follow_run(run: Path, args: argparse.Namespace) -> None:
     if not (args.trust or args.build):
         require_trust(run / "config.yaml", config_and_plan(run)[0].evaluate.metrics)
     with joined() as ranks:
-        device = opening.device_from(args)
+        device = options.device_from(args)
         if args.build:
             examiner = build_examiner(args.build, str(run))
         else:
-            examiner = glm_examiner(run, device, ranks, opening.base_from(args))
+            examiner = glm_examiner(run, device, ranks, options.base_from(args))
         if ranks.first:
             say(console, f"following {run} on {device}: {len(waiting(run)):,} evaluations wait")
         on_message = report if ranks.first else ignore
-        options = FollowOptions(args.once, evaluates_all(run), strict=True, on_message=on_message)
+        how = FollowOptions(args.once, evaluates_all(run), strict=True, on_message=on_message)
         try:
-            follow(run, examiner, options, ranks)
+            follow(run, examiner, how, ranks)
         except RanksOutOfStep as error:
             raise UserError(f"this evaluator can answer no more: {error}", cure="start it again") from error
         if ranks.first:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import opening, source
+from glm_accelerate.cli import options
 from glm_accelerate.runtime.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ HELP = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.arguments(parser)
+    options.config_arguments(parser)
     parser.add_argument(
         "--gpu",
         default="this",
@@ -30,23 +30,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a device by name, as `RTX 4090`, or its memory, as 12GiB",
     )
     parser.add_argument(
-        "--gpus", type=opening.at_least(1), default=1, metavar="N", help="how many of them (1)"
+        "--gpus", type=options.at_least(1), default=1, metavar="N", help="how many of them (1)"
     )
     parser.add_argument(
         "--tokens-per-second",
-        type=opening.above_zero,
+        type=options.number(above_zero=True),
         metavar="N",
         help="what `bench step` measured on one device",
     )
-    parser.add_argument(
-        "--price", type=opening.from_zero, metavar="P", help="price of one device for an hour"
-    )
+    parser.add_argument("--price", type=options.number(), metavar="P", help="price of one device for an hour")
     parser.add_argument("--json", action="store_true", help="as JSON, the way a run directory keeps it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and print; 2 where the run does not fit."""
-    config = source.config_from(args)  # its mistakes are shown before torch is loaded
+    config = options.config_from(args)  # its mistakes are shown before torch is loaded
 
     from rich.console import Console
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm_accelerate.cli import main, opening, source
+from glm_accelerate.cli import main, options
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, UserError
 from glm_accelerate.training.mismatch import EVERY
@@ -25,10 +25,10 @@ HELP = "Train as a config says. Run the same command again to go on where it sto
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.arguments(parser)
+    options.config_arguments(parser)
     parser.add_argument(
         "--run",
-        type=opening.directory,
+        type=options.directory,
         metavar="DIR",
         help="the run's directory (runs/<the config's name>)",
     )
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--init-from",
-        type=opening.directory,
+        type=options.directory,
         metavar="PATH",
         help="an adapter, a model or a checkpoint to begin with",
     )
@@ -80,8 +80,8 @@ def _train(args: argparse.Namespace) -> int:
     strange = set(args.accept) - EVERY
     if strange:
         raise UserError(f"--accept {strange.pop()}: no such thing", cure=f"one of {', '.join(sorted(EVERY))}")
-    config = source.config_from(args)  # its mistakes are shown before torch is loaded
-    directory = args.run or Path("runs") / source.name_from(args)
+    config = options.config_from(args)  # its mistakes are shown before torch is loaded
+    directory = args.run or Path("runs") / options.config_name(args)
     if args.nproc > 1:
         ranks, args.run, args.nproc = args.nproc, directory, 1
         return _start_ranks(args, ranks)

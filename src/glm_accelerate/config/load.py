@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_accelerate.config.complain import nearest, validate
-from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.config.schema import RunConfig, Source
 from glm_accelerate.config.strict_yaml import (
     MOST_CHARACTERS,
     Document,
@@ -21,6 +21,7 @@ from glm_accelerate.config.strict_yaml import (
     write_document,
 )
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import absolute_path, local_name
 
 PRESET = "preset:"
 COMMAND_LINE = "command line"
@@ -83,6 +84,32 @@ def read_text(path: Path) -> str:
             where=f"{path}:{line}",
             cure="save it as UTF-8; from GBK: iconv -f GBK -t UTF-8",
         ) from error
+
+
+def absolute(config: RunConfig) -> RunConfig:
+    """As a run keeps it: with absolute paths, so that every verb finds the same from any directory. A model
+    that is no directory here is a hub's name.
+    """
+    model, data, metrics = config.model, config.data, config.evaluate.metrics
+    return config.model_copy(
+        update={
+            "model": model.model_copy(update={"path": local_name(model.path)}),
+            "data": data.model_copy(
+                update={
+                    "train": _absolute_sources(data.train),
+                    "dev": None if data.dev is None else _absolute_sources(data.dev),
+                    "cache": data.cache if data.cache == "auto" else absolute_path(data.cache),
+                }
+            ),
+            "evaluate": config.evaluate.model_copy(
+                update={"metrics": [absolute_path(name) if ".py:" in name else name for name in metrics]}
+            ),
+        }
+    )
+
+
+def _absolute_sources(sources: list[Source]) -> list[Source]:
+    return [one.model_copy(update={"path": absolute_path(one.path)}) for one in sources]
 
 
 def _preset(name: str) -> str:

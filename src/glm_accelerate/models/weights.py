@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from glm_accelerate.config.paths import local_name
 from glm_accelerate.kernels.quantized import Kind
 from glm_accelerate.models.adapt.quantized import quantize
 from glm_accelerate.models.bind import bind_operators
@@ -25,6 +24,7 @@ from glm_accelerate.models.packed import PackedWeight
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import local_name
 
 INDEX = "model.safetensors.index.json"
 _AGAIN = "correct it, or download it again"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from glm_accelerate.config.paths import absolute
+from glm_accelerate.config.load import absolute
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job

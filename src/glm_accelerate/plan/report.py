@@ -13,6 +13,7 @@ from glm_accelerate.memory.job import Where
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.run_plan import Memory, Reason
 from glm_accelerate.plan.weigh import Advice, Duration, quoted, typed
+from glm_accelerate.runtime.screen import say
 from glm_accelerate.runtime.words import amount, duration
 
 HIGHEST_USUAL_RATE = 0.1
@@ -45,37 +46,32 @@ def show_memory(memory: Memory, console: Console) -> None:
     room = amount(memory.room)
     if memory.fits:
         left = amount(memory.room - memory.needed)
-        verdict = Text.assemble(("it fits", "bold green"), f": {left} are left of {room} {memory.room_why}")
+        say(console, ("it fits", "bold green"), f": {left} are left of {room} {memory.room_why}")
     else:
         short = amount(memory.needed - memory.room)
-        verdict = Text.assemble(
-            ("it does not fit", "bold red"), f": {short} more than the {room} {memory.room_why}"
-        )
-    console.print(verdict, soft_wrap=True)
+        say(console, ("it does not fit", "bold red"), f": {short} more than the {room} {memory.room_why}")
 
 
 def show_duration(found: Duration, devices: int, price: float | None, console: Console) -> None:
     """Time, and what it costs where the user named a price."""
     taken = "unknown" if found.seconds is None else f"about {duration(found.seconds)}"
     said = f"{found.tokens:,.0f} tokens, {found.flops:.3g} operations; {found.why}"
-    console.print(Text.assemble(("time ", "bold"), f"{taken}  ", (said, "dim")), soft_wrap=True)
+    say(console, ("time ", "bold"), f"{taken}  ", (said, "dim"))
     if price is not None and found.seconds is not None:
         hours = found.seconds / 3600 * devices
         said = f"{hours:,.3g} hours of a device at {price:g}"
-        console.print(
-            Text.assemble(("cost ", "bold"), f"{hours * price:,.2f}  ", (said, "dim")), soft_wrap=True
-        )
+        say(console, ("cost ", "bold"), f"{hours * price:,.2f}  ", (said, "dim"))
 
 
 def show_warnings(warnings: Sequence[str], console: Console) -> None:
     """A line each."""
     for said in warnings:
-        console.print(Text.assemble(("warning ", "bold yellow"), said), soft_wrap=True)
+        say(console, ("warning ", "bold yellow"), said)
 
 
 def show_advice(advice: Advice, command: Sequence[str], console: Console) -> None:
     """The ladder, and the command that fits. `command`: what was typed, without the program's name."""
-    console.print(Text(f"taken already: {', '.join(advice.taken)}", "dim"), soft_wrap=True)
+    say(console, f"taken already: {', '.join(advice.taken)}", style="dim")
     table = _table("the ladder, each rung on those above", "needs", "why")
     table.add_column("time", justify="right")
     for rung in advice.rungs:

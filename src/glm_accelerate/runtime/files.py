@@ -142,3 +142,13 @@ def _require_unwritable(root: Path) -> None:
         mode = level.stat().st_mode if level.exists() else 0
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
             raise PermissionError(errno.EACCES, "others can write there", str(level))
+
+
+def absolute_path(path: str) -> str:
+    """The same file from any directory."""
+    return str(Path(os.path.expanduser(path)).absolute())
+
+
+def local_name(model: str) -> str:
+    """A model's directory as an absolute path; a hub's name as it is."""
+    return absolute_path(model) if os.path.isdir(os.path.expanduser(model)) else model

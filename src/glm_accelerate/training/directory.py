@@ -10,8 +10,7 @@ from glm_accelerate.assemble.foreign import is_foreign
 from glm_accelerate.checkpoint.find import candidates, is_directory, published
 from glm_accelerate.checkpoint.format import FOLDER, Damaged, folder_of, step_of
 from glm_accelerate.checkpoint.retain import abandon_after, sweep
-from glm_accelerate.config.load import load_config
-from glm_accelerate.config.paths import absolute
+from glm_accelerate.config.load import absolute, load_config
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.mismatch import accepted_as

@@ -13,8 +13,7 @@ from glm_accelerate.checkpoint.codec import require_zstandard
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
 from glm_accelerate.checkpoint.origin import INIT_FROM, adopt, begun_on, config_of
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.load import load_config, override, to_yaml
-from glm_accelerate.config.paths import absolute
+from glm_accelerate.config.load import absolute, load_config, override, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.pipeline import steps

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glm_accelerate.cli.opening import device_from
+from glm_accelerate.cli.options import device_from
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime import device
 from glm_accelerate.runtime.device import (

@@ -9,8 +9,7 @@ import torch
 
 from glm_accelerate.checkpoint.format import Damaged
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.load import to_yaml
-from glm_accelerate.config.paths import absolute
+from glm_accelerate.config.load import absolute, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.directory import (

@@ -1,19 +1,25 @@
-"""What every verb that takes a config accepts: CONFIG, a preset, or the stock scripts' three arguments."""
+"""Arguments that several verbs have: CONFIG (a file, a preset, or the stock scripts' three arguments), PATH,
+--base, --device, and the types of numbers and directories.
+"""
 
 import argparse
-from pathlib import PurePath
+import math
+from collections.abc import Callable
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from glm_accelerate.runtime.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from glm_accelerate.config.schema import RunConfig
     from glm_accelerate.config.stock import Note
 
 NEEDED = "a config is needed: CONFIG, preset:NAME, or --stock-config YAML DATA_DIR MODEL_DIR"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a YAML file, or preset:NAME")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="values that replace what the config says"
@@ -33,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def is_given(args: argparse.Namespace) -> bool:
+def has_config(args: argparse.Namespace) -> bool:
     """Whether the user named a config at all."""
     return bool(_words(args)) or args.stock_config is not None
 
@@ -59,12 +65,85 @@ def config_from(args: argparse.Namespace) -> "RunConfig":
     return override(reading.config, words)
 
 
-def name_from(args: argparse.Namespace) -> str:
+def config_name(args: argparse.Namespace) -> str:
     """The config's name: what `runs/NAME` is called after."""
-    if not is_given(args):
+    if not has_config(args):
         raise UserError(NEEDED)
     source: str = args.stock_config[0] if args.stock_config else args.config
     return source.removeprefix("preset:") if source.startswith("preset:") else PurePath(source).stem
+
+
+def path_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a run (its best weights), a checkpoint, a snapshot, an adapter, a model directory or a "
+        "hub's name",
+    )
+    base(parser)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+def number(*, above_zero: bool = False) -> Callable[[str], float]:
+    """The type of an argument that is a finite number from 0 on, or above it."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and (value > 0 if above_zero else value >= 0)):
+            wanted = "above 0" if above_zero else "from 0 on"
+            raise argparse.ArgumentTypeError(f"{text} is not a finite number {wanted}")
+        return value
+
+    return read
+
+
+def directory(text: str) -> Path:
+    """The type of an argument that names a directory: an empty one is a shell's variable that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: a shell's variable that is not set?")
+    return Path(text)
+
+
+def base(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--base",
+        metavar="DIR",
+        help="the model that an adapter or a run was trained on, if it is not where that says",
+    )
+
+
+def base_from(args: argparse.Namespace) -> Path | None:
+    """The base model as the user calls it: a directory, or a hub's name."""
+    return Path(args.base) if args.base else None
+
+
+def device_from(args: argparse.Namespace) -> "torch.device":
+    """--device, or the fastest here, with --threads of the processor."""
+    import torch
+
+    from glm_accelerate.runtime.device import take_device
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    try:
+        device = take_device(args.device or None)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no such device here: {str(error).splitlines()[0]}", where=args.device) from error
+    return device
 
 
 def _words(args: argparse.Namespace) -> list[str]:
