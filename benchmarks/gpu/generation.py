@@ -17,7 +17,7 @@ from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.memory import peak_bytes, start_peak
 from benchmarks.gpu.model import GLM_4_9B_0414, TINY, random_decoder
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.weights import state_for
+from glm_accelerate.models.write import state_for
 
 AIM = 5.0  # times as fast
 SPREAD = 0.8  # of the logarithm of lengths

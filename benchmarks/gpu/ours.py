@@ -20,11 +20,10 @@ from glm_accelerate.bench.peak import peak
 from glm_accelerate.data.pack import pack
 from glm_accelerate.data.pipeline import collate
 from glm_accelerate.data.types import FilePlace, Sample, Step
-from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
-from glm_accelerate.models.adapt.quantized import quantize
+from glm_accelerate.models.adapt import LoraSettings, add_lora, quantize
 from glm_accelerate.models.bind import bound
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.float8 import float8_products
+from glm_accelerate.models.linear import float8_products
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.optim.mover import mover_of

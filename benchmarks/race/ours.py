@@ -16,7 +16,7 @@ from benchmarks.race.samples import read_samples
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pack import ARRANGE
 from glm_accelerate.kernels.compiled import missing
-from glm_accelerate.models.adapt.files import save_adapter
+from glm_accelerate.models.adapter_files import save_adapter
 from glm_accelerate.models.write import save_model
 from glm_accelerate.observe.events import Event
 from glm_accelerate.training.build import Built

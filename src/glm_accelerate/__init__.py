@@ -7,9 +7,8 @@ if TYPE_CHECKING:
     from glm_accelerate.config.load import load_config
     from glm_accelerate.config.schema import AdaptSection, RunConfig
     from glm_accelerate.export.compress import compress, expand
-    from glm_accelerate.models.adapt import adapt
-    from glm_accelerate.models.adapt.files import load_adapter, save_adapter
-    from glm_accelerate.models.adapt.lora import merge
+    from glm_accelerate.models.adapt import adapt, merge
+    from glm_accelerate.models.adapter_files import load_adapter, save_adapter
     from glm_accelerate.models.weights import load_model
     from glm_accelerate.models.write import save_model
     from glm_accelerate.runtime.errors import UserError
@@ -23,11 +22,11 @@ WHERE = {
     "adapt": "models.adapt",
     "compress": "export.compress",
     "expand": "export.compress",
-    "load_adapter": "models.adapt.files",
+    "load_adapter": "models.adapter_files",
     "load_config": "config.load",
     "load_model": "models.weights",
-    "merge": "models.adapt.lora",
-    "save_adapter": "models.adapt.files",
+    "merge": "models.adapt",
+    "save_adapter": "models.adapter_files",
     "save_model": "models.write",
     "train": "training.run",
 }

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
+from glm_accelerate.models.adapt import LoraSettings, add_lora
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model, part_reader

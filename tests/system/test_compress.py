@@ -19,7 +19,7 @@ from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.export.compress import compress
 from glm_accelerate.export.export import export
-from glm_accelerate.models.compression import MODEL_TYPE
+from glm_accelerate.models.sizes import MODEL_TYPE
 from glm_accelerate.models.weights import load_model, part_reader, read_config
 from glm_accelerate.models.write import save_model
 from glm_accelerate.observe.events import read_events

@@ -412,7 +412,7 @@ def test_what_stays(tiny_run: Said, tmp_path: Path) -> None:
 def test_init_from_an_adapter_and_a_run(tiny_run: Said, tmp_path: Path) -> None:
     """Both begin on the other run's best weights: the first held-out loss of one is that of the other."""
     from glm_accelerate.assemble.model import open_model
-    from glm_accelerate.models.adapt.files import save_adapter
+    from glm_accelerate.models.adapter_files import save_adapter
 
     first = go(tiny_run, tmp_path / "first")
     opened = open_model(tmp_path / "first")

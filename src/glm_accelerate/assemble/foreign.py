@@ -24,7 +24,7 @@ from glm_accelerate.checkpoint import format
 from glm_accelerate.checkpoint.pickled import GROUPS, unpickle_apart
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.files import CONFIG, UNSUPPORTED, WEIGHTS, is_adapter
+from glm_accelerate.models.adapter_files import CONFIG, UNSUPPORTED, WEIGHTS, is_adapter
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.weights import read_config, require_readable, weight_files

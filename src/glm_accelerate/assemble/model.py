@@ -16,13 +16,11 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.templates import detect_template
 from glm_accelerate.memory.frozen import FrozenWeights
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.files import base_named_by, is_adapter, load_adapter
-from glm_accelerate.models.adapt.lora import merge
+from glm_accelerate.models.adapt import adapt, merge
+from glm_accelerate.models.adapter_files import base_named_by, is_adapter, load_adapter
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.float8 import float8_products
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.linear import Linear, float8_products
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model, part_reader, read_config
 from glm_accelerate.parallel.place import SINGLE, Place

@@ -9,7 +9,7 @@ from glm_accelerate.assemble.model import assemble
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
-from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.adapt import kept_bytes, kind_of
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config

@@ -8,7 +8,7 @@ import torch
 
 from glm_accelerate.config.schema import AdaptSection, RunConfig
 from glm_accelerate.kernels.quantized import Kind
-from glm_accelerate.models.adapt.quantized import kind_of
+from glm_accelerate.models.adapt import kind_of
 from glm_accelerate.optim.widen import wide_dtype
 from glm_accelerate.plan.run_plan import RunPlan
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from glm_accelerate.checkpoint.find import BEST, best_of, candidates, is_directory, resolve_path
 from glm_accelerate.checkpoint.format import FOLDER
-from glm_accelerate.models.adapt.files import is_adapter
+from glm_accelerate.models.adapter_files import is_adapter
 from glm_accelerate.runtime.env import expanded
 from glm_accelerate.runtime.errors import UserError
 

@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.chosen import chosen
     from glm_accelerate.export.compress import compress
     from glm_accelerate.export.export import export
-    from glm_accelerate.models.compression import said_of
     from glm_accelerate.models.shapes import shapes_of
+    from glm_accelerate.models.sizes import structure_in_words
     from glm_accelerate.models.weights import read_config
     from glm_accelerate.runtime.env import expanded
     from glm_accelerate.runtime.screen import new_console, say
@@ -50,5 +50,8 @@ def run(args: argparse.Namespace) -> int:
     )
     _, sizes, _ = read_config(made.path)
     weights = f"{shapes_of(sizes).parameters / 1e6:,.4g} M weights"
-    say(new_console(), f"{weights} in {made.path}: {said_of(sizes) or 'no matrix gets smaller by it'}")
+    say(
+        new_console(),
+        f"{weights} in {made.path}: {structure_in_words(sizes) or 'no matrix gets smaller by it'}",
+    )
     return 0

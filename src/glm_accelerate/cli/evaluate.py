@@ -139,7 +139,7 @@ def measure(args: argparse.Namespace) -> int:
 
 def _require_run(args: argparse.Namespace) -> None:
     """Without --data the samples are those of a run."""
-    from glm_accelerate.models.adapt.files import is_adapter
+    from glm_accelerate.models.adapter_files import is_adapter
 
     path = Path(args.path)
     if not path.is_dir() or (path / "config.json").is_file() or is_adapter(path):

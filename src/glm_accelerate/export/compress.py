@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from glm_accelerate.models.bind import bind_operators
-from glm_accelerate.models.compression import Compression
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES
 from glm_accelerate.models.linear import linear_layers
-from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.models.weights import split_fused
+from glm_accelerate.models.sizes import Compression, Sizes
+from glm_accelerate.models.write import split_fused
 from glm_accelerate.runtime.errors import UserError
 
 MULTIPLE = 16  # ranks are rounded up to it: tiles of matrix products are no finer

@@ -23,8 +23,8 @@ from glm_accelerate.export.directory import (
     free_place,
     new_directory,
 )
-from glm_accelerate.models.adapt.files import save_adapter
-from glm_accelerate.models.adapt.lora import adapted_layers, merge
+from glm_accelerate.models.adapt import adapted_layers, merge
+from glm_accelerate.models.adapter_files import save_adapter
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.write import save_model
 from glm_accelerate.runtime.errors import UserError

@@ -13,10 +13,10 @@ from glm_accelerate.kernels.rope import rope
 from glm_accelerate.kernels.varlen_attention import varlen_attention
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.models.projection import projection
+from glm_accelerate.models.linear import projection
 from glm_accelerate.models.sizes import Sizes
 
-Prefix = tuple[Tensor, Tensor]  # keys and values that stand before every document
+Prefix = tuple[Tensor, Tensor]  # keys and values before every document
 
 
 class Attention(nn.Module):
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.form: Form = "eager"
 
     def share(self, first: "Attention") -> None:
-        """Have the queries' and keys' projections of a layer before."""
+        """Use the queries' and keys' projections of an earlier layer."""
         self.q_proj, self.k_proj = first.q_proj, first.k_proj
 
     def forward(
@@ -60,7 +60,7 @@ class Attention(nn.Module):
             q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
             out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)
             return self.o_proj(out.view(*x_BTH.shape[:-1], -1))
-        form: Form = "triton" if self.form == "triton" else "eager"  # other forms have them within attention
+        form: Form = "triton" if self.form == "triton" else "eager"  # other forms have no rotary operator
         q_BTND, k_BTKD = rope(q, table, form), rope(k, table, form)
         if cache is not None and cache.filled:
             out = cache.attend(self.layer, q_BTND, k_BTKD, v)

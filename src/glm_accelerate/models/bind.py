@@ -1,4 +1,4 @@
-"""The form of every operator in a model, set once from outside, and the list of what it came to."""
+"""The form of every operator in a model, set once from outside, and the list of all choices."""
 
 from collections import Counter
 
@@ -9,10 +9,8 @@ from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.kernels.quantized import nf4_path
 from glm_accelerate.kernels.rms_norm import LANES
 from glm_accelerate.models.attention import Attention
-from glm_accelerate.models.decoder import Block, Decoder
+from glm_accelerate.models.decoder import MLP, Block, Decoder, RMSNorm
 from glm_accelerate.models.linear import Linear
-from glm_accelerate.models.mlp import MLP
-from glm_accelerate.models.norm import RMSNorm
 
 PARTS = (Attention, Block, MLP, RMSNorm)  # those that have a form
 
@@ -31,19 +29,21 @@ def bind_operators(model: Decoder, *, compiled: bool = False) -> None:
 
 
 def compute_in(model: Decoder, dtype: torch.dtype | None, *, compiled: bool = False) -> None:
-    """Products and operators in another dtype from now on: those that know one alone give way."""
+    """Products and operators in another dtype from now on: a form that cannot compute in it is replaced."""
     model.compute = dtype
     bind_operators(model, compiled=compiled)
 
 
 def bound(model: Decoder, *, training: bool = True) -> list[Choice]:
-    """Every operator's path in this model. That its parts hold what the list says is our own invariant."""
+    """Every operator's path in this model."""
     facts, compute, sizes = facts_of(model.embed.device), model.compute or model.embed.dtype, model.sizes
     prefix, compiled = model.prefix is not None, model.compiled
     native = _native(model) if compiled else NOT_ASKED
     form, _ = choose_form(facts, compute, compiled, native)
-    held = {part.form for part in model.modules() if isinstance(part, PARTS)}
-    assert held == {form}, f"operators are bound as {held}, chosen was {form}: bind_operators was not called"
+    forms = {part.form for part in model.modules() if isinstance(part, PARTS)}
+    assert forms == {form}, (
+        f"operators are bound as {forms}, chosen was {form}: bind_operators was not called"
+    )
     work = OperatorWork(compute, sizes.sandwich, sizes.head_width, training, compiled, prefix, native)
     return [*choices(facts, work), *_products(model)]
 

@@ -21,15 +21,13 @@ GRAIN = 16  # capacities, and what attention reads of a shelf, are multiples of 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """So many slots for so many tokens each."""
-
     slots: int
     capacity: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A shelf's living rows in one pass: where they stand in the batch, and what each of them sees."""
+    """A shelf's living rows in one pass: their rows in the batch, and what each of them sees."""
 
     shelf: int
     rows: slice
@@ -39,7 +37,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Where one more token of every row goes."""
+    """The places of one more token of every row."""
 
     places_P: Tensor
     parts: tuple[_Part, ...]
@@ -84,7 +82,7 @@ class KeyValueCache:
         return self._entering is None
 
     def free(self, shelf: int) -> int:
-        """How many slots nobody has."""
+        """The number of free slots."""
         return self.shelves[shelf].slots - len(self.lengths[shelf])
 
     def enter(self, shelves: Sequence[int], lengths: Sequence[int]) -> None:
@@ -95,7 +93,7 @@ class KeyValueCache:
             assert self.before + length <= self.shelves[shelf].capacity
             slot = len(self.lengths[shelf])
             for view in self._views[shelf]:
-                view[:, slot] = 0  # what is not seen must be finite all the same
+                view[:, slot] = 0  # masked keys must be finite all the same
             self.lengths[shelf].append(self.before + length)
             firsts.append(self._first(shelf, slot))
         capacities = [self.shelves[shelf].capacity for shelf in shelves]
@@ -117,11 +115,11 @@ class KeyValueCache:
 
     def attend(self, layer: int, q_R1ND: Tensor, k_R1KD: Tensor, v_R1KD: Tensor) -> Tensor:
         """Store one token of every row and let it see its own. Returns out_R1ND in the cache's dtype."""
-        now = self._pass = self._pass or self._next()
-        self._store(layer, now.places_P, k_R1KD, v_R1KD)
+        current = self._pass = self._pass or self._next()
+        self._store(layer, current.places_P, k_R1KD, v_R1KD)
         q_R1ND = q_R1ND.to(self._keys_LPD.dtype)
         outs: list[Tensor] = []
-        for part in now.parts:
+        for part in current.parts:
             q_n1ND = q_R1ND[part.rows]
             keys, values = (view[layer, : len(q_n1ND), :, : part.seen] for view in self._views[part.shelf])
             outs.append(attend_slots(q_n1ND, keys, values, part.bias_nS))
@@ -151,7 +149,7 @@ class KeyValueCache:
 
     @property
     def positions_R(self) -> Tensor:
-        """Of the next token of every row."""
+        """The position of every row's next token."""
         return self._on_device() - self.before
 
     def _on_device(self) -> Tensor:

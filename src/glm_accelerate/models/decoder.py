@@ -12,14 +12,13 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
 from glm_accelerate.kernels.choose import Form, form_now
-from glm_accelerate.kernels.rms_norm import add_norm, sandwich, sum_norm
+from glm_accelerate.kernels.rms_norm import add_norm, rms_norm, sandwich, sum_norm
 from glm_accelerate.kernels.rope import rope_table
+from glm_accelerate.kernels.swiglu import swiglu
 from glm_accelerate.models.attention import Attention, Prefix
 from glm_accelerate.models.cache import KeyValueCache
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.models.linear import Linear
-from glm_accelerate.models.mlp import MLP
-from glm_accelerate.models.norm import RMSNorm
+from glm_accelerate.models.linear import Linear, projection
 from glm_accelerate.models.sizes import Sizes
 
 
@@ -31,6 +30,31 @@ class Origin:
     config: dict[str, Any]
     path: str
     name: str = ""  # what the user called it: a path, or a hub's name
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.epsilon = epsilon
+        self.form: Form = "eager"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.epsilon, form_now(self.form, self.training))
+
+
+class MLP(nn.Module):
+    """down(silu(gate) * up); one matrix makes gate and up."""
+
+    def __init__(self, sizes: Sizes, layer: int) -> None:
+        super().__init__()
+        name = f"layers.{layer}.mlp"
+        self.gate_up_proj = projection(sizes, f"{name}.gate_up_proj", sizes.width, 2 * sizes.mlp_width)
+        self.down_proj = projection(sizes, f"{name}.down_proj", sizes.mlp_width, sizes.width)
+        self.form: Form = "eager"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(swiglu(self.gate_up_proj(x), form_now(self.form, self.training)))
 
 
 class Block(nn.Module):
@@ -78,7 +102,7 @@ class Decoder(nn.Module):
         self.form: Form = "eager"
         self.embed = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
         blocks = [Block(sizes, layer) for layer in range(sizes.layers)]
-        if sizes.shared_qk > 1:  # the very same modules: what is done to one is done to all
+        if sizes.shared_qk > 1:  # the very same modules: a change of one is a change of all
             for layer, block in enumerate(blocks):
                 block.self_attn.share(blocks[layer - layer % sizes.shared_qk].self_attn)
         self.layers = nn.ModuleList(blocks)
@@ -89,7 +113,7 @@ class Decoder(nn.Module):
         self.prefix: nn.Module | None = None  # P-tuning v2: gives every layer keys and values
 
     def hidden(self, tokens_BT: Tensor, layout: Layout, cache: KeyValueCache | None = None) -> Tensor:
-        """What the head reads, normed. Packed documents of `layout` never see each other."""
+        """The normed input of the head. Packed documents of `layout` never see each other."""
         x_BTH = embedding(tokens_BT, self.embed)
         x_BTH = x_BTH if self.compute is None else x_BTH.to(self.compute)
         table = rope_table(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)

@@ -1,4 +1,4 @@
-"""Where the documents of a batch lie: what attention may see, and each token's position."""
+"""The documents of a batch: what attention may see, and each token's position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,5 +47,5 @@ class Layout:
 
     @cached_property
     def packed(self) -> Documents:
-        """The same for kernels of packed rows: made when the first layer asks, on the batch's device."""
+        """The documents for kernels of packed rows, on the device: made when a layer first needs them."""
         return Documents.of(self.lengths, self.positions_BT.device)

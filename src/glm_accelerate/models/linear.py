@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from glm_accelerate.kernels.float8 import float8_linear
+from glm_accelerate.kernels.float8 import MULTIPLE, float8_linear
 from glm_accelerate.kernels.linear import add_adapter, linear, lora_linear
-from glm_accelerate.kernels.quantized import Kind
-from glm_accelerate.models.packed import PackedWeight
+from glm_accelerate.kernels.quantized import Kind, Packed, pack, quantized_linear, unpack
+from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -25,9 +25,39 @@ class Adapter:
     dropout: float
 
 
+class PackedWeight(nn.Module):
+    """A weight in four or eight bits a number. Its parts are parameters with a row for each output, which can
+    be divided over ranks.
+    """
+
+    def __init__(self, kind: Kind, weight_OI: Tensor) -> None:
+        super().__init__()
+        self.kind: Kind = kind
+        self.fill(weight_OI)
+
+    def fill(self, weight_OI: Tensor) -> None:
+        """Replace the packed weight by this one."""
+        packed = pack(self.kind, weight_OI.detach())
+        self.inputs = packed.inputs
+        self.codes = nn.Parameter(packed.codes_OP, requires_grad=False)
+        self.scales = nn.Parameter(packed.scales, requires_grad=False)
+        levels = packed.levels_OK
+        self.levels = None if levels is None else nn.Parameter(levels, requires_grad=False)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return quantized_linear(x, self._packed(), None if bias is None else bias.to(x.dtype))
+
+    def wide(self, dtype: torch.dtype) -> Tensor:
+        """The weight in `dtype`."""
+        return unpack(self._packed(), dtype)
+
+    def _packed(self) -> Packed:
+        return Packed(self.kind, self.inputs, self.codes, self.scales, self.levels)
+
+
 class Linear(nn.Module):
-    """out = x W^T + b + scale * dropout(x) A^T B^T, where W is `weight` or what `packed` stands for; A and B
-    exist if `adapter` does. Made empty: weights are loaded or initialised from outside.
+    """out = x W^T + b + scale * dropout(x) A^T B^T. W is `weight` or `packed`; A and B are there if `adapter`
+    is. Weights are loaded or initialised from outside.
     """
 
     lora_A: nn.Parameter
@@ -54,12 +84,14 @@ class Linear(nn.Module):
         if self.packed is None and self.float8 == "off":
             weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
             return lora_linear(x, weight, bias, A, B, scale=scale, dropout=dropout, native=self.native)
-        rows = x.flatten(0, -2) if self.packed is None else x  # what is added to in place must be no view
+        rows = (
+            x.flatten(0, -2) if self.packed is None else x
+        )  # a result that is added to in place must be no view
         out = add_adapter(self._product(rows), rows, A, B, scale=scale, dropout=dropout)
         return out if self.packed is not None else out.view(*x.shape[:-1], -1)
 
     def _product(self, x: Tensor) -> Tensor:
-        """With a weight that is multiplied in its own way."""
+        """With a packed weight, or in 8 bits."""
         if self.packed is not None:
             return self.packed(x, self.bias)
         return float8_linear(x, self.weight, self.bias, simulated=self.float8 == "simulated")
@@ -102,17 +134,17 @@ class Linear(nn.Module):
 
     @property
     def copy(self) -> Tensor | None:
-        """The weight as it is multiplied, if that is kept beside it. Who changes the weight without torch
-        counting it, as our optimizer does, writes the copy, too; after every other change it is made anew.
+        """The weight in the dtype of products, if a copy is kept. Code that changes the weight without torch
+        counting it, as our optimizer does, updates the copy, too; after every other change it is made again.
         """
         if self._copy is not None and self._copied != self.weight._version:  # pyright: ignore[reportPrivateUsage]
             self.keep_copy(self._copy.dtype)
         return self._copy
 
     def keep_copy(self, dtype: torch.dtype) -> Tensor:
-        """Have a copy of the weight from now on, in the same memory if there was one."""
-        now = self.weight.detach()
-        self._copy = now.to(dtype, copy=True) if self._copy is None else self._copy.copy_(now)
+        """Keep a copy of the weight from now on, in the same memory if there was one."""
+        weight = self.weight.detach()
+        self._copy = weight.to(dtype, copy=True) if self._copy is None else self._copy.copy_(weight)
         self._copied = self.weight._version  # pyright: ignore[reportPrivateUsage]
         return self._copy
 
@@ -122,7 +154,42 @@ class Linear(nn.Module):
             self.weight.grad_dtype = dtype
 
 
+class LowRank(nn.Module):
+    """out = (x @ inner.T) @ outer.T + bias: two ordinary layers, quantised, adapted and trained as such."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, bias: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = Linear(inputs, rank, bias=False), Linear(rank, outputs, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x))
+
+
+def projection(sizes: Sizes, name: str, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
+    """A projection of a block, as `layers.0.mlp.down_proj`: two thin layers if `Sizes.ranks` has its rank."""
+    rank = sizes.ranks.get(name)
+    return Linear(inputs, outputs, bias) if rank is None else LowRank(inputs, outputs, rank, bias)
+
+
+def projection_of(layer: str) -> str:
+    """The name of the projection that a linear layer is, or is a half of."""
+    return layer.removesuffix(".inner").removesuffix(".outer")
+
+
 def linear_layers(model: nn.Module) -> list[tuple[str, Linear]]:
     """Every linear layer inside the blocks; one that several blocks share by its first name."""
-    found = ((name, module) for name, module in model.named_modules() if name.startswith("layers."))
-    return [(name, module) for name, module in found if isinstance(module, Linear)]
+    inside = ((name, module) for name, module in model.named_modules() if name.startswith("layers."))
+    return [(name, module) for name, module in inside if isinstance(module, Linear)]
+
+
+def float8_products(model: nn.Module, *, simulated: bool = False) -> list[str]:
+    """Switch the layers inside the blocks to 8-bit products, in place. Returns the names of those whose sizes
+    the hardware cannot take.
+    """
+    left: list[str] = []
+    for name, layer in linear_layers(model):
+        if layer.inputs % MULTIPLE or layer.outputs % MULTIPLE:
+            left.append(name)
+        else:
+            layer.float8 = "simulated" if simulated else "hardware"
+    return left

@@ -9,15 +9,12 @@ import torch
 from torch import nn
 
 from glm_accelerate.models.decoder import Decoder, Origin
-from glm_accelerate.models.linear import Linear
-from glm_accelerate.models.projection import LowRank, projection_of
+from glm_accelerate.models.linear import Linear, LowRank, projection_of
 from glm_accelerate.models.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer."""
-
     inputs: int
     outputs: int
     bias: bool
@@ -29,7 +26,7 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionShape:
-    """A projection of a block: its layers, two where it is factored; and all blocks that have it."""
+    """A projection of a block: its layers, two if it is factored; and all blocks that share it."""
 
     name: str  # as `down_proj`
     layers: tuple[LinearShape, ...]
@@ -38,29 +35,29 @@ class ProjectionShape:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Of each block its projections, in the order in which they run; and the number of all weights."""
+    """The projections of each block, in the order in which they run, and the number of all weights."""
 
     blocks: tuple[tuple[ProjectionShape, ...], ...]
     parameters: int
 
     @property
     def multiplied(self) -> int:
-        """Weights of all blocks that a token is multiplied with: shared ones once for each block."""
+        """Weights that a token is multiplied with in all blocks: shared ones once for each block."""
         return sum(self.of_block(block) for block in range(len(self.blocks)))
 
     def of_block(self, block: int) -> int:
-        """Those of one block."""
+        """Weights that a token is multiplied with in one block."""
         return sum(layer.weights for each in self.blocks[block] for layer in each.layers)
 
 
 @lru_cache(maxsize=64)
 def shapes_of(sizes: Sizes) -> Shapes:
-    """Of a model of these sizes."""
+    """The shapes of a model of these sizes."""
     with torch.device("meta"):
         model = Decoder(sizes, Origin("", {}, ""))
-    found = [dict(_projections(block)) for block in model.layers]
+    named = [dict(_projections(block)) for block in model.layers]
     owners: defaultdict[nn.Module, list[int]] = defaultdict(list)
-    for number, projections in enumerate(found):
+    for number, projections in enumerate(named):
         for module in projections.values():
             owners[module].append(number)
     blocks = (
@@ -68,7 +65,7 @@ def shapes_of(sizes: Sizes) -> Shapes:
             ProjectionShape(name, tuple(_layers(module)), tuple(owners[module]))
             for name, module in projections.items()
         )
-        for projections in found
+        for projections in named
     )
     return Shapes(tuple(blocks), sum(parameter.numel() for parameter in model.parameters()))
 

@@ -1,9 +1,9 @@
-"""Weights between files and a model: read straight onto the device, one tensor at a time, and written back
-in the form that transformers (and so vLLM and SGLang) opens. safetensors only; nothing is unpickled.
+"""A model from its files: weights are read straight onto the device, one tensor at a time. safetensors only;
+nothing is unpickled.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from glm_accelerate.kernels.quantized import Kind
-from glm_accelerate.models.adapt.quantized import quantize
+from glm_accelerate.models.adapt import quantize
 from glm_accelerate.models.bind import bind_operators
-from glm_accelerate.models.compression import describe, described
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES, Family, family_of
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.linear import Linear, PackedWeight
 from glm_accelerate.models.locate import locate
-from glm_accelerate.models.packed import PackedWeight
-from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.models.sizes import Sizes, plain_config
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import local_name
@@ -34,7 +32,7 @@ _PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # number
 def read_config(directory: Path) -> tuple[Family, Sizes, dict[str, Any]]:
     """A model directory's family, sizes and config.json; of a compressed one that of the plain model."""
     path = directory / "config.json"
-    config, compression = described(_read_config(path), path)
+    config, compression = plain_config(_read_config(path), path)
     family = family_of(config, path)
     try:
         return family, compression.applied_to(family.read(config)), config
@@ -110,7 +108,7 @@ def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]],
     """Reads part of one of the model's tensors from its files, by offset and shape, and nothing else."""
     name_of, files = _naming(model), {name: file for file, name, _ in _tensors(Path(model.origin.path))}
 
-    @lru_cache(maxsize=1)  # the parts of a packed weight are asked for one after the other
+    @lru_cache(maxsize=1)  # the parts of a packed weight are read one after the other
     def packed(owner: str, kind: Kind, inputs: int, first: int, rows: int) -> PackedWeight:
         layer = owner.removesuffix(".packed")
         return PackedWeight(kind, read(f"{layer}.weight", (first, 0), (rows, inputs)))
@@ -148,7 +146,7 @@ def _tensors(directory: Path) -> Iterator[tuple[Path, str, Any]]:
 
 
 def require_readable(file: Path) -> None:
-    """What the system says: the reader of safetensors takes every file that it may not open for missing."""
+    """Raises the system's own error: safetensors reports every file that it may not open as missing."""
     try:
         file.open("rb").close()
     except OSError as error:
@@ -199,72 +197,11 @@ def _mismatch(missing: list[str], strange: list[str]) -> str:
 def _place(
     model: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str
 ) -> None:
-    """Put a tensor where the meta parameter `name` stood."""
+    """Replace the meta parameter `name` by a tensor."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     if isinstance(module, Linear) and module.packed is not None and leaf == "weight":
         module.packed.fill(tensor.to(device))  # from the file's numbers, not from those rounded to `dtype`
         return
-    made = torch.empty_like(tensor, dtype=dtype, device=device).copy_(tensor)
-    setattr(module, leaf, nn.Parameter(made, requires_grad=False))
-
-
-def state_for(model: Decoder, layout: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json as they go to disk. `hf`: what transformers opens; `original`: as they came;
-    `structured`: shared and factored matrices as they are, for `load_model` alone.
-    """
-    family = FAMILIES[model.origin.family]
-    named = dict(model.named_parameters())
-    foreign = [name for name in named if "lora_" in name or name.startswith("prefix.")]
-    if foreign:
-        raise UserError("the model has unmerged adapters", cure="merge them, or save the adapter alone")
-    if any(".packed." in name for name in named):
-        raise UserError("the model is quantised", cure="load it as its files have it")
-    if not model.sizes.plain:
-        if layout != "structured":
-            raise UserError("the model shares or factors matrices", cure='expand it, or layout="structured"')
-        held = {name: tensor.detach() for name, tensor in named.items()}
-        return held, describe(model.sizes, model.origin.config)
-    if layout == "original" or family.name != "chatglm":
-        return {family.theirs(name): tensor.detach() for name, tensor in named.items()}, dict(
-            model.origin.config
-        )
-    state: dict[str, Tensor] = {}
-    for name, tensor in named.items():
-        for ours, part in split_fused(name, tensor.detach(), model.sizes):
-            state[FAMILIES["glm"].theirs(ours)] = part
-    return state, glm_config(model.sizes, model.origin.config)
-
-
-def split_fused(name: str, tensor: Tensor, sizes: Sizes) -> list[tuple[str, Tensor]]:
-    """ChatGLM's one matrix of queries, keys and values, as the three that `glm` has."""
-    if "self_attn.query_key_value" not in name:
-        return [(name, tensor)]
-    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-    parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split((query, key, key)), strict=True)
-    return [(name.replace("query_key_value", part), rows.contiguous()) for part, rows in parts]
-
-
-def glm_config(sizes: Sizes, source: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a ChatGLM model as `glm`."""
-    stops, pad = source.get("eos_token_id"), source.get("pad_token_id")
-    return {
-        "architectures": ["GlmForCausalLM"],
-        "model_type": "glm",
-        "vocab_size": sizes.vocabulary,
-        "hidden_size": sizes.width,
-        "intermediate_size": sizes.mlp_width,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_width,
-        "rms_norm_eps": sizes.norm_epsilon,
-        "rope_theta": sizes.rope_theta,
-        "partial_rotary_factor": sizes.rope_width / sizes.head_width,
-        "attention_bias": sizes.qkv_bias,
-        "max_position_embeddings": sizes.max_positions,
-        "tie_word_embeddings": sizes.tied,
-        "hidden_act": "silu",
-        "eos_token_id": stops if stops is not None else 2,
-        "pad_token_id": pad if pad is not None else 0,
-    }
+    placed = torch.empty_like(tensor, dtype=dtype, device=device).copy_(tensor)
+    setattr(module, leaf, nn.Parameter(placed, requires_grad=False))

@@ -10,7 +10,7 @@ import torch
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
-from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.adapt import kept_bytes, kind_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.cost import CORE_PLAIN, core_speed, speed_of

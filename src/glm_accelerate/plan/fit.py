@@ -9,11 +9,10 @@ from glm_accelerate.kernels.choose import Facts, Form, choose_form, facts_of
 from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.kernels.rms_norm import LANES
 from glm_accelerate.memory.job import Job
-from glm_accelerate.models.adapt.lora import choose_layers
-from glm_accelerate.models.adapt.quantized import kind_of
+from glm_accelerate.models.adapt import choose_layers, kind_of
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import Family
-from glm_accelerate.models.projection import projection_of
+from glm_accelerate.models.linear import projection_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import Setting

@@ -14,7 +14,7 @@ from glm_accelerate.kernels.float8 import missing as no_float8
 from glm_accelerate.kernels.native.build import lacking as no_native
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED
-from glm_accelerate.models.adapt.quantized import kept_bytes, kind_of
+from glm_accelerate.models.adapt import kept_bytes, kind_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of

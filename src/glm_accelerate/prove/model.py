@@ -6,14 +6,12 @@ import torch
 
 from glm_accelerate.config.schema import AdaptSection, RunConfig
 from glm_accelerate.data.tokenizers import Tokenizer
-from glm_accelerate.models.adapt.lora import choose_layers
-from glm_accelerate.models.adapt.quantized import count
+from glm_accelerate.models.adapt import choose_layers, count
 from glm_accelerate.models.bind import bound
-from glm_accelerate.models.compression import said_of
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.models.linear import linear_layers
-from glm_accelerate.models.projection import projection_of
+from glm_accelerate.models.linear import linear_layers, projection_of
+from glm_accelerate.models.sizes import structure_in_words
 from glm_accelerate.prove.proof import Proof
 
 LENGTHS = (13, 24, 9)  # of the documents that are kept apart
@@ -25,7 +23,7 @@ def prove_model(config: RunConfig, model: Decoder, tokenizer: Tokenizer) -> list
         prove_vocabulary(model, tokenizer),
         prove_coverage(model, config.adapt),
         prove_isolation(model),
-        *([] if model.sizes.plain else [Proof("structure", True, said_of(model.sizes))]),
+        *([] if model.sizes.plain else [Proof("structure", True, structure_in_words(model.sizes))]),
         *(Proof(choice.operator, True, f"{choice.path}: {choice.why}") for choice in bound(model)),
     ]
 

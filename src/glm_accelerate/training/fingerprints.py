@@ -8,7 +8,7 @@ import torch
 from glm_accelerate.checkpoint.made_with import SHOWN, made_with
 from glm_accelerate.config.schema import OptimSection, RunConfig
 from glm_accelerate.data.inputs import Inputs
-from glm_accelerate.models.adapt.quantized import kind_of
+from glm_accelerate.models.adapt import kind_of
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import current_device
 

@@ -20,7 +20,7 @@ from glm_accelerate.data.pipeline import steps
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Step
 from glm_accelerate.evaluate.measuring.metrics import metric_names
-from glm_accelerate.models.adapt.files import is_adapter, require_same
+from glm_accelerate.models.adapter_files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.observe.events import last_attempt

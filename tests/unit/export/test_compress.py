@@ -11,15 +11,11 @@ from torch import Tensor
 
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.export.compress import compress, expand, factored, rank_for
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.files import load_adapter, save_adapter
-from glm_accelerate.models.adapt.lora import adapted_layers, merge
-from glm_accelerate.models.adapt.quantized import count
+from glm_accelerate.models.adapt import adapt, adapted_layers, count, merge
+from glm_accelerate.models.adapter_files import load_adapter, save_adapter
 from glm_accelerate.models.bind import bind_operators, bound
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.float8 import float8_products
-from glm_accelerate.models.linear import linear_layers
-from glm_accelerate.models.projection import LowRank
+from glm_accelerate.models.linear import LowRank, float8_products, linear_layers
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
 from glm_accelerate.prove.model import prove_coverage

@@ -19,7 +19,7 @@ from glm_accelerate.kernels import varlen_attention as ours
 from glm_accelerate.kernels.attention import attention, attention_reference
 from glm_accelerate.kernels.choose import FLASH, FLEX, VARLEN
 from glm_accelerate.models import attention as models_attention
-from glm_accelerate.models.adapt.prefix import add_prefix
+from glm_accelerate.models.adapt import add_prefix
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
 

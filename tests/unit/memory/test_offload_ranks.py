@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glm_accelerate.memory.offload import offload_activations
 from glm_accelerate.memory.stream import Copy, Lane
-from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
+from glm_accelerate.models.adapt import LoraSettings, add_lora
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model

@@ -14,11 +14,10 @@ from glm_accelerate.kernels.native.build import lacking
 from glm_accelerate.kernels.rope import rope_table
 from glm_accelerate.memory.measure import Alive, measure, measure_all, trace
 from glm_accelerate.memory.recompute import FROZEN, BlockCosts, Plan, apply, choose, cost
-from glm_accelerate.models.adapt.lora import LoraSettings, add_lora
+from glm_accelerate.models.adapt import LoraSettings, add_lora
 from glm_accelerate.models.bind import bind_operators
-from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.models.decoder import Decoder, Origin, RMSNorm
 from glm_accelerate.models.layout import Layout
-from glm_accelerate.models.norm import RMSNorm
 from glm_accelerate.models.sizes import Sizes
 
 Made = tuple[list[nn.Module], tuple[Any, ...]]  # blocks, and what the first is given

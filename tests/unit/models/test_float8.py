@@ -10,8 +10,7 @@ from torch import nn
 from glm_accelerate.config.schema import AdaptSection
 from glm_accelerate.models.adapt import adapt
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.float8 import float8_products
-from glm_accelerate.models.linear import linear_layers
+from glm_accelerate.models.linear import float8_products, linear_layers
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.prove.model import prove_isolation
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from glm_accelerate.models.adapt.files import load_adapter, save_adapter
-from glm_accelerate.models.adapt.lora import LoraSettings, add_lora, merge
+from glm_accelerate.models.adapt import LoraSettings, add_lora, merge
+from glm_accelerate.models.adapter_files import load_adapter, save_adapter
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
 

@@ -26,13 +26,10 @@ from glm_accelerate.kernels.quantized import (
     quantized_linear,
     unpack,
 )
-from glm_accelerate.models.adapt import adapt
-from glm_accelerate.models.adapt.files import load_adapter, save_adapter
-from glm_accelerate.models.adapt.lora import adapted_layers, merge
-from glm_accelerate.models.adapt.quantized import count
+from glm_accelerate.models.adapt import adapt, adapted_layers, count, merge
+from glm_accelerate.models.adapter_files import load_adapter, save_adapter
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.models.linear import linear_layers
-from glm_accelerate.models.packed import PackedWeight
+from glm_accelerate.models.linear import PackedWeight, linear_layers
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.models.write import save_model
 from glm_accelerate.prove.model import prove_coverage

@@ -4,8 +4,7 @@ from typing import Any
 
 from glm_accelerate.models.families.chatglm import CHATGLM
 from glm_accelerate.models.families.family import Family
-from glm_accelerate.models.families.glm import GLM
-from glm_accelerate.models.families.glm4 import GLM4
+from glm_accelerate.models.families.glm import GLM, GLM4
 from glm_accelerate.runtime.errors import UserError
 
 FAMILIES = {family.name: family for family in (CHATGLM, GLM, GLM4)}

@@ -62,8 +62,8 @@ def check_attention(
     if heads[1] % kv_heads[1]:
         raise ValueError(f"{heads[0]} {heads[1]} is not a multiple of {kv_heads[0]} {kv_heads[1]}")
     if not 2 <= rope[1] <= head_width or rope[1] % 2:
-        said = f"an even number up to {head_width} is expected"
-        raise ValueError(f"by {rope[0]} {rope[1]} dimensions of a head are rotated: {said}")
+        expected = f"an even number up to {head_width} is expected"
+        raise ValueError(f"by {rope[0]} {rope[1]} dimensions of a head are rotated: {expected}")
 
 
 def check_activation(config: Mapping[str, Any]) -> None:

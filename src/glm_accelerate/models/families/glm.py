@@ -1,6 +1,9 @@
-"""`glm`: GLM-4-9B in the form that transformers reads, and any ChatGLM2/3 converted to it."""
+"""`glm`: GLM-4-9B in the form that transformers reads, and any ChatGLM2/3 converted to it; `glm4`: GLM-4-0414
+and GLM-Z1, which norm what each branch returns.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from glm_accelerate.models.families.family import (
@@ -51,12 +54,17 @@ def read(config: Mapping[str, Any]) -> Sizes:
     )
 
 
-OUTER = {
+def read_with_sandwich(config: Mapping[str, Any]) -> Sizes:
+    """`glm` with norms around each branch."""
+    return replace(read(config), sandwich=True)
+
+
+_OUTER = {
     "embed": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-INNER = {
+_INNER = {
     name: name
     for name in (
         "input_layernorm",
@@ -70,4 +78,11 @@ INNER = {
     )
 }
 
-GLM = Family(name="glm", read=read, layer_prefix="model.layers.{N}", outer=OUTER, inner=INNER)
+GLM = Family(name="glm", read=read, layer_prefix="model.layers.{N}", outer=_OUTER, inner=_INNER)
+GLM4 = Family(
+    name="glm4",
+    read=read_with_sandwich,
+    layer_prefix="model.layers.{N}",
+    outer=_OUTER,
+    inner=_INNER | {name: name for name in ("post_self_attn_layernorm", "post_mlp_layernorm")},
+)

@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from glm_accelerate.models.adapt.lora import LoraSettings, adapted_layers, add_lora
-from glm_accelerate.models.adapt.prefix import TENSOR, Prefix, add_prefix
+from glm_accelerate.models.adapt import PREFIX, LoraSettings, Prefix, adapted_layers, add_lora, add_prefix
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.families import FAMILIES
 from glm_accelerate.models.weights import require_readable
@@ -38,8 +37,8 @@ def is_adapter(path: Path) -> bool:
 
 
 def require_same(directory: Path, section: "AdaptSection") -> None:
-    """Refuses an adapter that the config does not describe: from the first restart on the config alone says
-    by what its products are scaled.
+    """Refuses an adapter that differs from the config: from the first restart on, the config alone gives the
+    scale of its products.
     """
     config, tensors = _read(directory)
     if config.get("peft_type") == "CHATGLM_PREFIX":
@@ -60,7 +59,7 @@ def require_same(directory: Path, section: "AdaptSection") -> None:
 
 
 def base_named_by(directory: Path) -> str:
-    """What an adapter calls the model that it was trained on; nothing if it does not say."""
+    """The name of the model that an adapter was trained on; empty if it has none."""
     return str(_read(directory)[0].get("base_model_name_or_path") or "")
 
 
@@ -69,7 +68,7 @@ def save_adapter(model: Decoder, path: str | Path) -> None:
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(model.prefix, Prefix):
-        tensors = {TENSOR: model.prefix.weight}
+        tensors = {PREFIX: model.prefix.weight}
         config: dict[str, Any] = {
             "peft_type": "CHATGLM_PREFIX",
             "prefix_tokens": model.prefix.shape[0],
@@ -167,23 +166,22 @@ def _lora_settings(config: dict[str, Any], tensors: dict[str, Tensor], directory
         rank=rank,
         alpha=float(alpha),
         dropout=float(config.get("lora_dropout", 0.0)),
-        targets=[_module(name) for name in tensors if name.endswith(".lora_A.weight")],
+        targets=[  # the layers in the file, which the config may abbreviate
+            name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            for name in tensors
+            if name.endswith(".lora_A.weight")
+        ],
         root_scale=bool(config.get("use_rslora", False)),
     )
 
 
-def _module(tensor: str) -> str:
-    """The layer that an adapter's tensor belongs to: what the file has, not what its config abbreviates."""
-    return tensor.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-
-
 def _load_prefix(model: Decoder, config: dict[str, Any], tensors: dict[str, Tensor], directory: Path) -> None:
-    if TENSOR not in tensors or not isinstance(config.get("prefix_tokens"), int):
+    if PREFIX not in tensors or not isinstance(config.get("prefix_tokens"), int):
         raise UserError("not a whole prefix", where=directory)
     if model.prefix is None:
         add_prefix(model, config["prefix_tokens"], float(config.get("dropout", 0.0)))
     assert isinstance(model.prefix, Prefix)
-    if tensors[TENSOR].shape != model.prefix.weight.shape:
+    if tensors[PREFIX].shape != model.prefix.weight.shape:
         raise UserError("the prefix was made for a model of other sizes", where=directory)
     with torch.no_grad():
-        model.prefix.weight.copy_(tensors[TENSOR])
+        model.prefix.weight.copy_(tensors[PREFIX])
