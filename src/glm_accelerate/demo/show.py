@@ -28,6 +28,7 @@ from glm_accelerate.generate.answer import generate
 from glm_accelerate.observe.chart import loss_curve, losses, sparkline
 from glm_accelerate.observe.console import ConsoleObserver
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.runtime.screen import say
 from glm_accelerate.training.run import train
 
 SOLVED = 0.9  # share of the held-out questions that must be answered to the letter
@@ -62,10 +63,10 @@ With your own data, one conversation a line · 换成您自己的数据，每行
 
 
 def show(directory: Path, steps: int, console: Console) -> bool:
-    """Everything, in a new directory. Whether the lessons were learnt."""
+    """The whole demo, in a new directory. Returns whether the lessons were learnt."""
     torch.set_num_threads(THREADS)
-    _say(console, "A tiny GLM-4 with random weights learns five lessons that are made up on the spot.")
-    _say(console, "一个随机初始化的微型 GLM-4，从零学会五种现场生成的题目（中英文）。\n")
+    say(console, "A tiny GLM-4 with random weights learns five lessons that are made up on the spot.")
+    say(console, "一个随机初始化的微型 GLM-4，从零学会五种现场生成的题目（中英文）。\n")
     asked = write_all(directory, steps)
     show_answers("Before training · 训练前", asked, answers(directory / "model", asked), console)
     train_interrupted(directory, steps, console)
@@ -73,22 +74,20 @@ def show(directory: Path, steps: int, console: Console) -> bool:
     events = read_events(directory / "events.jsonl")
     picture = directory / "loss.svg"
     picture.write_text(loss_curve(events, "A tiny GLM-4 learns its lessons"), encoding="utf-8")
-    _say(console, f"loss {sparkline([loss for _, loss in losses(events, 'step')])} {picture}")
+    say(console, f"loss {sparkline([loss for _, loss in losses(events, 'step')])} {picture}")
     first, last = scores(events)
     solved = last >= SOLVED
     verdict = "Solved · 完成" if solved else f"Not solved ({SOLVED:.0%} are wanted) · 未完成"
-    _say(console, f"answered to the letter: {first:.1%} of the held-out questions before, {last:.1%} after")
-    _say(console, Text(f"{verdict}\n", "bold green" if solved else "bold red"))
-    command = _command()
-    _say(console, f"Ask it yourself · 亲自试试:\n\n  {command} chat {directory}\n")
-    _say(console, NEXT.format(command=command))
+    say(console, f"answered to the letter: {first:.1%} of the held-out questions before, {last:.1%} after")
+    say(console, f"{verdict}\n", style="bold green" if solved else "bold red")
+    beside = Path(sys.executable).with_name(COMMAND)  # whoever has only run `make demo` is in no environment
+    command = COMMAND if shutil.which(COMMAND) or not beside.is_file() else os.path.relpath(beside)
+    for text in (
+        f"Ask it yourself · 亲自试试:\n\n  {command} chat {directory}\n",
+        NEXT.format(command=command),
+    ):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)  # commands that can be copied
     return solved
-
-
-def _command() -> str:
-    """As it can be typed here: whoever has only made the demo is in no environment."""
-    beside = Path(sys.executable).with_name(COMMAND)
-    return COMMAND if shutil.which(COMMAND) or not beside.is_file() else os.path.relpath(beside)
 
 
 def write_all(directory: Path, steps: int) -> list[Example]:
@@ -106,13 +105,9 @@ def write_all(directory: Path, steps: int) -> list[Example]:
     quoted = {name: json.dumps(str(path), ensure_ascii=False) for name, path in paths.items()}
     config = CONFIG.format(**quoted, steps=steps, every=max(2, steps // 4), longest=LONGEST_ANSWER)
     (directory / "config.yaml").write_text(config, encoding="utf-8")
+    wanted = [(lesson, number % 2 == 0) for number, lesson in enumerate(LESSONS)]
     return [
-        next(
-            item
-            for item in held_out
-            if item.lesson == lesson and item.question.isascii() == (number % 2 == 0)
-        )
-        for number, lesson in enumerate(LESSONS)
+        next(item for item in held_out if (item.lesson, item.question.isascii()) == one) for one in wanted
     ]
 
 
@@ -120,31 +115,29 @@ def train_interrupted(directory: Path, steps: int, console: Console) -> None:
     """Train as a user would, stop half-way as a signal would, and run the same again."""
     config = load_config(directory / "config.yaml")
     train(config, directory, observers=[ConsoleObserver(console)], stop_after=steps // 2)
-    _say(
-        console,
-        Text("\nInterrupted on purpose, as by Ctrl-C: the same command goes on where it was.", "bold"),
-    )
-    _say(console, Text("故意中断：再次运行同一命令，即从断点继续，结果分毫不差。\n", "bold"))
+    line = "\nInterrupted on purpose, as by Ctrl-C: the same command goes on where it was."
+    say(console, line, style="bold")
+    say(console, "故意中断：再次运行同一命令，即从断点继续，结果分毫不差。\n", style="bold")
     train(config, directory, observers=[ConsoleObserver(console)])
 
 
 def answers(path: Path, asked: Sequence[Example]) -> list[str]:
-    """What the model there, or the newest checkpoint of the run there, says to each question."""
+    """The answers of the model at `path`, or of the newest checkpoint of the run there."""
     opened = open_model(path)
     tokenizer, template = load_tokenizer(opened.base, opened.template), get_template(opened.template)
     prompts = [encode_prompt([Message("user", item.question)], template, tokenizer) for item in asked]
     stops = {tokenizer.special(name) for name in template.stops}
-    said = generate(opened.model, prompts, stops=stops, max_new_tokens=LONGEST_ANSWER)
-    return [tokenizer.decode(tokens).strip() for tokens in said]
+    generated = generate(opened.model, prompts, stops=stops, max_new_tokens=LONGEST_ANSWER)
+    return [tokenizer.decode(tokens).strip() for tokens in generated]
 
 
-def show_answers(title: str, asked: Sequence[Example], said: Sequence[str], console: Console) -> None:
+def show_answers(title: str, asked: Sequence[Example], given: Sequence[str], console: Console) -> None:
     """A table of questions and answers; right ones have a mark."""
     table = Table(title=title, title_justify="left", title_style="bold", show_lines=True)
     table.add_column("question · 问")
     table.add_column("answer · 答")
     table.add_column("")
-    for item, answer in zip(asked, said, strict=True):
+    for item, answer in zip(asked, given, strict=True):
         right = answer == item.answer
         shown = Text(visible(answer)) if answer else Text("(nothing)", "dim")
         mark = Text("✓", "green") if right else Text("✗", "red")
@@ -153,16 +146,12 @@ def show_answers(title: str, asked: Sequence[Example], said: Sequence[str], cons
 
 
 def scores(events: Sequence[dict[str, object]]) -> tuple[float, float]:
-    """The share of right answers before and after, as the trainer's own evaluations found it."""
-    found = [cast("dict[str, float]", event["metrics"]) for event in events if event["kind"] == "eval"]
-    return found[0].get("exact_match", 0.0), found[-1].get("exact_match", 0.0)
+    """The share of right answers before and after, in the trainer's own evaluations."""
+    measured = [cast("dict[str, float]", event["metrics"]) for event in events if event["kind"] == "eval"]
+    return measured[0].get("exact_match", 0.0), measured[-1].get("exact_match", 0.0)
 
 
 def visible(text: str) -> str:
-    """An untrained model says anything, at any length, also what would move the cursor."""
+    """An untrained model's answer, shortened, and without what would move the cursor."""
     shown = "".join(letter if letter.isprintable() or letter == "\n" else "·" for letter in text)
     return shown if len(shown) <= WIDEST else f"{shown[:WIDEST]}…"
-
-
-def _say(console: Console, what: str | Text) -> None:
-    console.print(what, highlight=False, markup=False, soft_wrap=True)

@@ -1,8 +1,8 @@
 """The demo's lessons: short questions in English and Chinese, each with exactly one right answer.
 
-Phrases and sentences to translate, numbers to write out, records to look things up in, a city to find
-among other words: most are short, a few are long, as real conversations are. An eighth of all
-combinations is held out: no training example has them, so they can't be answered by heart.
+Phrases and sentences to translate, numbers to write out, records to look things up in, a city to find among
+other words: most are short, a few are long, as real conversations are. An eighth of all combinations is held
+out: no training example has them, so they cannot be answered by heart.
 """
 
 import json
@@ -52,7 +52,7 @@ WORDS_ZH = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its answer. `combination` is what must not occur on both sides of the division."""
+    """One question with its answer. A `combination` is either trained on or held out."""
 
     lesson: str
     combination: str
@@ -62,7 +62,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The words and the marks that records, registers and lists are written with."""
+    """The words and punctuation of one language."""
 
     words: tuple[str, ...]
     people: tuple[str, ...]
@@ -106,14 +106,14 @@ def by_digit(number: int) -> str:
 
 
 def phrase(draw: random.Random) -> Example:
-    """A phrase, either way."""
+    """A phrase to translate, in either direction."""
     quality, thing = draw.choice(tuple(QUALITIES)), draw.choice(tuple(THINGS))
     english, chinese = f"the {quality} {thing}", QUALITIES[quality] + THINGS[thing]
     return _translate("phrase", draw, english, chinese)
 
 
 def sentence(draw: random.Random) -> Example:
-    """A sentence, either way; the words stand in another order."""
+    """A sentence to translate, in either direction; the order of the words differs."""
     person, deed, city = draw.choice(tuple(PEOPLE)), draw.choice(tuple(DEEDS)), draw.choice(tuple(CITIES))
     quality, thing = draw.choice(tuple(QUALITIES)), draw.choice(tuple(THINGS))
     english = f"{person} {deed} the {quality} {thing} in {city}"
@@ -125,19 +125,17 @@ def number(draw: random.Random) -> Example:
     """A number from digits to words, or back."""
     value = draw.randrange(1000)
     digits, words, chinese = str(value), in_english(value), by_digit(value)
-    question, answer = draw.choice(
-        (
-            (f"Write in words:\n{digits}", words),
-            (f"Write in digits:\n{words}", digits),
-            (f"逐位读出：\n{digits}", chinese),
-            (f"用数字写：\n{chinese}", digits),
-        )
+    pairs = (
+        (f"Write in words:\n{digits}", words),
+        (f"Write in digits:\n{words}", digits),
+        (f"逐位读出：\n{digits}", chinese),
+        (f"用数字写：\n{chinese}", digits),
     )
-    return Example("number", digits, question, answer)
+    return Example("number", digits, *draw.choice(pairs))
 
 
 def record(draw: random.Random) -> Example:
-    """One person's particulars, in any order; some are asked for, in any order."""
+    """The facts about one person, of which some are asked for, both in any order."""
     words = draw.choice((ENGLISH, CHINESE))
     kinds = (words.people, words.cities, words.trades, words.pets)
     lines = [
@@ -145,19 +143,19 @@ def record(draw: random.Random) -> Example:
     ]
     draw.shuffle(lines)
     answer = draw.sample(lines, k=draw.randint(1, 3))
-    said = "\n".join(lines)
+    given = "\n".join(lines)
     asked = "\n".join(line.split(words.equals)[0] for line in answer)
-    return Example("record", said, f"{said}\n{words.look_up}\n{asked}", "\n".join(answer))
+    return Example("record", given, f"{given}\n{words.look_up}\n{asked}", "\n".join(answer))
 
 
 def needle(draw: random.Random) -> Example:
-    """The one city among many other words: some of these are long."""
+    """The one city among many other words, sometimes very many."""
     words = draw.choice((ENGLISH, CHINESE))
     hay = draw.choices(words.words, k=_tail(draw, 3, MOST_HAY))
     city = draw.choice(words.cities)
     hay.insert(draw.randrange(len(hay)), city)
-    said = words.comma.join(hay)
-    return Example("needle", said, f"{words.which_city}\n{said}", city)
+    given = words.comma.join(hay)
+    return Example("needle", given, f"{words.which_city}\n{given}", city)
 
 
 def _translate(lesson: str, draw: random.Random, english: str, chinese: str) -> Example:
@@ -167,11 +165,7 @@ def _translate(lesson: str, draw: random.Random, english: str, chinese: str) -> 
 
 
 LESSONS: dict[str, Callable[[random.Random], Example]] = {
-    "phrase": phrase,
-    "sentence": sentence,
-    "number": number,
-    "record": record,
-    "needle": needle,
+    lesson.__name__: lesson for lesson in (phrase, sentence, number, record, needle)
 }
 
 
@@ -181,7 +175,7 @@ def _tail(draw: random.Random, low: int, high: int) -> int:
 
 
 def is_held_out(combination: str) -> bool:
-    """Whether this combination is kept for the examination: a fixed eighth of all."""
+    """Whether this combination is for evaluation only: a fixed eighth of all."""
     return zlib.crc32(combination.encode()) % 8 == 0
 
 
@@ -189,13 +183,13 @@ def examples(count: int, *, seed: int, held_out: bool) -> list[Example]:
     """So many examples, the lessons in equal parts; the same seed gives the same ones."""
     draw = random.Random(seed)
     lessons = tuple(LESSONS.values())
-    made: list[Example] = []
-    while len(made) < count:
-        example = lessons[len(made) % len(lessons)](draw)
+    drawn: list[Example] = []
+    while len(drawn) < count:
+        example = lessons[len(drawn) % len(lessons)](draw)
         if is_held_out(example.combination) == held_out:
-            made.append(example)
-    draw.shuffle(made)
-    return made
+            drawn.append(example)
+    draw.shuffle(drawn)
+    return drawn
 
 
 def vocabulary() -> list[str]:
@@ -211,10 +205,10 @@ def vocabulary() -> list[str]:
     return [*english, *(f" {word}" for word in english), *chinese, *marked, *listed]
 
 
-def write_examples(path: Path, made: Sequence[Example]) -> None:
+def write_examples(path: Path, written: Sequence[Example]) -> None:
     """One conversation a line, in the form that one's own data has."""
     with path.open("w", encoding="utf-8") as file:
-        for example in made:
+        for example in written:
             turns = [
                 {"role": "user", "content": example.question},
                 {"role": "assistant", "content": example.answer},

@@ -54,7 +54,7 @@ NORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How big the tiny one is."""
+    """The sizes of the tiny model."""
 
     hidden: int = 128
     layers: int = 4
@@ -85,7 +85,7 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
 
 
 def config(size: Size, vocabulary: int, special: dict[str, int]) -> dict[str, object]:
-    """config.json in the words of GLM-4-0414."""
+    """config.json as GLM-4-0414 has it."""
     return {
         "architectures": ["Glm4ForCausalLM"],
         "model_type": "glm4",
@@ -121,7 +121,7 @@ def weights(size: Size, vocabulary: int, seed: int) -> dict[str, torch.Tensor]:
         return torch.randn(rows, columns, generator=draw) * (deviation or 1 / math.sqrt(columns))
 
     embedding = matrix(vocabulary, hidden, 1.0)
-    made = {
+    tensors = {
         "model.embed_tokens.weight": embedding,
         "lm_head.weight": embedding * 0.02,  # as if they were tied, so that copying a word is soon learnt
         "model.norm.weight": torch.ones(hidden),
@@ -129,14 +129,14 @@ def weights(size: Size, vocabulary: int, seed: int) -> dict[str, torch.Tensor]:
     for layer in range(size.layers):
         name = f"model.layers.{layer}"
         for side, rows in (("q", query), ("k", key), ("v", key)):
-            made[f"{name}.self_attn.{side}_proj.weight"] = matrix(rows, hidden)
-            made[f"{name}.self_attn.{side}_proj.bias"] = torch.zeros(rows)
-        made[f"{name}.self_attn.o_proj.weight"] = matrix(hidden, query)
-        made[f"{name}.mlp.gate_up_proj.weight"] = matrix(2 * size.ffn, hidden)
-        made[f"{name}.mlp.down_proj.weight"] = matrix(hidden, size.ffn)
+            tensors[f"{name}.self_attn.{side}_proj.weight"] = matrix(rows, hidden)
+            tensors[f"{name}.self_attn.{side}_proj.bias"] = torch.zeros(rows)
+        tensors[f"{name}.self_attn.o_proj.weight"] = matrix(hidden, query)
+        tensors[f"{name}.mlp.gate_up_proj.weight"] = matrix(2 * size.ffn, hidden)
+        tensors[f"{name}.mlp.down_proj.weight"] = matrix(hidden, size.ffn)
         for norm, value in NORMS.items():
-            made[f"{name}.{norm}.weight"] = torch.full((hidden,), value)
-    return made
+            tensors[f"{name}.{norm}.weight"] = torch.full((hidden,), value)
+    return tensors
 
 
 def write_tiny(path: Path, words: Sequence[str], *, size: Size | None = None, seed: int = 0) -> Path:
@@ -148,19 +148,19 @@ def write_tiny(path: Path, words: Sequence[str], *, size: Size | None = None, se
     vocabulary = math.ceil(tokenizer.get_vocab_size() / 64) * 64
     tokenizer.save(str(path / "tokenizer.json"))
     save_file(weights(size, vocabulary, seed), path / "model.safetensors", metadata={"format": "pt"})
-    said = config(size, vocabulary, special)
+    settings = config(size, vocabulary, special)
     tokenizer_config = {
         "additional_special_tokens": list(SPECIAL),
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|endoftext|>",
-        "model_max_length": said["max_position_embeddings"],
+        "model_max_length": settings["max_position_embeddings"],
         "pad_token": "<|endoftext|>",
         "padding_side": "left",
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    generation = {"eos_token_id": said["eos_token_id"], "pad_token_id": said["pad_token_id"]}
-    _write_json(path / "config.json", said)
+    generation = {"eos_token_id": settings["eos_token_id"], "pad_token_id": settings["pad_token_id"]}
+    _write_json(path / "config.json", settings)
     _write_json(path / "tokenizer_config.json", tokenizer_config)
     _write_json(path / "generation_config.json", generation)
     return path

@@ -13,18 +13,18 @@ ACCELERATORS: tuple[type[Device], ...] = (Nvidia,)  # the first that is present 
 
 
 def device_kind(name: str) -> type[Device]:
-    """Facts about devices of this kind (`cpu`, `cuda`, ...), whether or not there is one."""
+    """The class for this kind of device (`cpu`, `cuda`, ...), whether or not one is here."""
     return next((kind for kind in ACCELERATORS if kind.kind == name), Cpu)
 
 
 def device_of(device: torch.device | str) -> Device:
-    """Its record."""
+    """The record of a device."""
     device = torch.device(device)
     return device_kind(device.type)(device)
 
 
 def present_kind() -> type[Device]:
-    """What this machine computes with: a kind of accelerator, else the CPU."""
+    """The kind of accelerator in this machine, else the CPU."""
     return next((kind for kind in ACCELERATORS if kind.module().is_available()), Cpu)
 
 
@@ -37,14 +37,12 @@ def current_device() -> Device:
 
 
 def device_lost(reason: str) -> bool:
-    """Whether an error says that a device computes no more."""
+    """Whether an error means that a device no longer computes."""
     return any(f"{kind.software} error" in reason for kind in ACCELERATORS)
 
 
 def take_device(device: torch.device | str | None) -> torch.device:
-    """What a process calls once, at its start: it works on this device from here on, if none is named on the
-    current one.
-    """
+    """Choose the device that this process works on, once, at its start; by default the current one."""
     if device is None:
         return current_device().device
     device_of(device).make_current()
@@ -52,12 +50,12 @@ def take_device(device: torch.device | str | None) -> torch.device:
 
 
 def resolved(device: torch.device) -> torch.device:
-    """As its tensors name it: `cuda` with the number of the current GPU. They do not compare as equal."""
+    """The device as its tensors name it: `cuda:0` for `cuda`, which does not compare as equal."""
     return torch.empty(0, device=device).device
 
 
 def take_local(number: int) -> Device:
-    """For the process of this number on its machine, which may have no context on another one's device."""
+    """The device of the process with this number on its machine. It makes no context on other devices."""
     kind = present_kind()
     if kind is Cpu:
         return current_device()
@@ -71,16 +69,14 @@ def take_local(number: int) -> Device:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device, behind what it computes. From memory that is not pinned it would wait for all."""
+    """Copy to the device without waiting for it, which takes pinned memory."""
     if device_kind(device.type).streams:
         tensor = pinned_like(tensor).copy_(tensor)
     return tensor.to(device, non_blocking=True)
 
 
 def pinned_like(pattern: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory on the host from which a device copies by itself, if the system lets it be: else it is as right,
-    and slower.
-    """
+    """Pinned memory on the host, which copies faster; ordinary memory where the system refuses it."""
     try:
         return torch.empty_like(pattern, dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""What reading a large file has found, its SHA-256 above all, remembered until somebody touches the file.
+"""Results of reading a large file, above all its SHA-256, remembered until the file is changed.
 
-Size, times and inode tell: the time of the last change of any kind (ctime) cannot be set back by a copy.
+Size, times and inode show a change: the time of the last change of any kind (ctime) cannot be set back.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ FRESH_NS = 2_000_000_000  # a file this young may change once more within one ti
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a file system says of a file without reading it."""
+    """What a file system knows about a file without reading it."""
 
     size: int
     mtime_ns: int
@@ -28,7 +28,7 @@ class Identity:
 
 
 def file_digest(path: Path) -> str:
-    """Of the whole content."""
+    """The SHA-256 of a file, from the cache if it has not changed."""
     before = identity_of(path.stat())
     known = recall("digest", path, before)
     if isinstance(known, str):
@@ -41,12 +41,11 @@ def file_digest(path: Path) -> str:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """Of a file's status."""
     return Identity(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def recall(kind: str, path: Path, identity: Identity) -> Any:
-    """What was remembered of this very file; None if nothing was."""
+    """What was remembered about this very file, or None."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         entry = json.loads(_entry(kind, path).read_bytes())
         return entry["found"] if entry["identity"] == asdict(identity) else None
@@ -54,7 +53,7 @@ def recall(kind: str, path: Path, identity: Identity) -> Any:
 
 
 def remember(kind: str, path: Path, identity: Identity, content: object) -> None:
-    """One entry a file. A cache that cannot be written costs time only."""
+    """Keep one entry a file and kind. A cache that cannot be written only costs time."""
     if time.time_ns() - identity.ctime_ns <= FRESH_NS:
         return
     with suppress(OSError):

@@ -1,6 +1,6 @@
-"""What the surroundings say: environment variables and the share of the machine that we may use.
+"""Environment variables, and the share of the machine that we may use.
 
-Nothing else reads `os.environ`, so everything that can silently change a run is on this page.
+Nothing else reads `os.environ`, so everything that can silently change a run is in this file.
 """
 
 import math
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from glm_accelerate.runtime.errors import UserError
 
-# Where control groups stand, and which of them are this process's. Without a namespace of its own a process
+# Where control groups are, and which of them are this process's. Without a namespace of its own a process
 # sees its group below the root; a container sees it as the root.
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -24,7 +24,7 @@ ALONE = "unset RANK to train in one process"
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launcher (ours, torchrun, or one that sets the same variables) told this process."""
+    """The place that a launcher (ours, torchrun, or one with the same variables) gave this process."""
 
     rank: int
     count: int
@@ -38,7 +38,7 @@ class Launched:
 
 
 def launched() -> Launched | None:
-    """Our place in a job of several processes, or None if nobody launched us."""
+    """Our place in a job of several processes, or None if no launcher started us."""
     meeting, signs = os.environ.get("GLM_ACCELERATE_MEETING"), signs_folder()
     if meeting is None and not ("RANK" in os.environ and {"WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys()):
         return None
@@ -61,19 +61,19 @@ def launched() -> Launched | None:
 
 
 def take_place(rank: int, count: int, meeting: str) -> None:
-    """This process's place among those that our launcher has started on this machine."""
+    """Take a place among the processes that our launcher has started on this machine."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ["GLM_ACCELERATE_MEETING"] = meeting
 
 
 def stay_on_loopback() -> None:
-    """gloo and NCCL of the ranks that we start listen to this machine only, unless an interface is named."""
+    """Have gloo and NCCL of our ranks listen to this machine only, unless an interface is named."""
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
 def expanded(path: str | Path) -> Path:
-    """With the home directory in the place of ~ or ~USER."""
+    """The path with ~ or ~USER replaced by the home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -114,7 +114,7 @@ def _homes_named() -> Generator[None]:
 
 
 def use_utf8() -> None:
-    """Starts this process again where its locale has only ASCII, and so no way to name most files."""
+    """Start this process again in UTF-8 where its locale has only ASCII, which cannot name most files."""
     if sys.getfilesystemencoding() == "ascii":
         words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
         os.execve(sys.executable, words, {**os.environ, "PYTHONUTF8": "1"})
@@ -138,7 +138,7 @@ def cores() -> int:
 
 def control_groups(controller: str, mount: Path = GROUPS, own: Path = OWN_GROUPS) -> list[Path]:
     """Every directory that may limit this process: its own group's and those around it, up to the root.
-    In the first kind of control groups each controller has a tree of its own.
+    In version 1 of control groups each controller has a tree of its own.
     """
     groups: list[Path] = []
     for line in own.read_text().splitlines() if own.is_file() else ():
@@ -154,7 +154,7 @@ def control_groups(controller: str, mount: Path = GROUPS, own: Path = OWN_GROUPS
 
 
 def last_cores(count: int) -> list[int] | None:
-    """The numbers of the last so many of them; None where a process cannot choose its cores."""
+    """The numbers of the last `count` cores; None where a process cannot choose its cores."""
     return sorted(os.sched_getaffinity(0))[-count:] if sys.platform == "linux" else None
 
 
@@ -164,9 +164,9 @@ def visible_devices() -> str | None:
 
 
 def share_cores(processes: int = 1) -> None:
-    """Threads that wait give their core back soon, unless GOMP_SPINCOUNT says otherwise. Before torch loads.
+    """Let waiting threads give their core back soon, unless GOMP_SPINCOUNT is set. Before torch loads.
 
-    They spin for milliseconds as shipped, which beside another program costs most of the speed. Of several
+    By default they spin for milliseconds, which beside another program costs most of the speed. Of several
     processes each takes its share of the cores.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -175,32 +175,30 @@ def share_cores(processes: int = 1) -> None:
 
 
 def granted_threads() -> int | None:
-    """How many threads a process computes with, as OMP_NUM_THREADS has it."""
+    """The number of threads in OMP_NUM_THREADS, if it is set."""
     granted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(granted) if granted.isdecimal() and int(granted) > 0 else None
 
 
 def one_range() -> None:
-    """CUDA's allocator grows one range of addresses, unless its settings are given. Before torch loads.
+    """Let CUDA's allocator grow one range of addresses, unless its settings are given. Before torch loads.
 
-    As shipped it takes segments, and what lies free in one is of no use for a tensor that fits into none.
+    By default it takes segments, and free memory in several is of no use to a tensor that fits into none.
     """
     if not any(f"PYTORCH_{name}ALLOC_CONF" in os.environ for name in ("", "CUDA_", "HIP_")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def repeat_products() -> bool:
-    """cuBLAS keeps to one order of summing, unless CUBLAS_WORKSPACE_CONFIG says otherwise: then False. Before
-    its first product.
-    """
+    """Have cuBLAS sum in one order, before its first product. False if CUBLAS_WORKSPACE_CONFIG forbids it."""
     return os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8") in (":4096:8", ":16:8")
 
 
 def few_kernels() -> None:
-    """oneDNN keeps few kernels, and PyTorch's own cache in front of it next to none, unless their variables
-    say otherwise. Before torch loads.
+    """Let oneDNN keep few kernels, and PyTorch's own cache in front of it almost none, unless their variables
+    are set. Before torch loads.
 
-    Each shape of a product has one, of half a megabyte that lies between a pass's tensors. As shipped each
+    Each shape of a product has one, of half a megabyte that lies between a pass's tensors. By default each
     keeps 1,024: memory climbed for hundreds of steps. A pass, whose layers are alike, has about twenty.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
@@ -215,7 +213,7 @@ def quiet_profiler() -> None:
 
 
 def share_signs(folder: Path) -> None:
-    """Where the ranks that we start leave their signs of life."""
+    """Set where the ranks that we start leave their signs of life."""
     os.environ["GLM_ACCELERATE_SIGNS"] = str(folder)
 
 
@@ -236,14 +234,14 @@ def compiler() -> str | None:
 
 
 def processor_limits() -> tuple[str, str]:
-    """What oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) are told to use of the processor."""
+    """The processors to which oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) are limited."""
     products = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
     return products.upper(), os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
 
 
 def keep_compiled(folder: Path) -> None:
-    """Where torch.compile keeps its code, unless TORCHINDUCTOR_CACHE_DIR says otherwise. Before its first
-    use: but torch writes its own choice there as soon as one of its modules asks.
+    """Set where torch.compile keeps its code, before its first use, unless TORCHINDUCTOR_CACHE_DIR is set by
+    the user: torch itself sets it as soon as one of its modules asks.
     """
     own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if own is None or Path(own).name.startswith("torchinductor_"):

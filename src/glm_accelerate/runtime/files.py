@@ -37,7 +37,7 @@ def write_text(path: Path, text: str, *, synced: bool = True) -> None:
 
 
 def write_beside(path: Path, text: str, *, synced: bool = True) -> Path:
-    """A temporary file in the folder of `path`, for it to become that file."""
+    """A temporary file in the folder of `path`, to be renamed to it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
@@ -62,10 +62,10 @@ def sync(path: Path) -> None:
 
 
 def private_folder(*parts: str) -> Path:
-    """A folder of our cache, made if it is missing, in which only this user (or root) can have put anything.
+    """A folder of our cache, made if it is missing, to which only this user and root can have written.
 
     GLM_ACCELERATE_CACHE comes first, then the user's own cache, then one in the system's temporary folder.
-    PermissionError says why none of them will do.
+    PermissionError names the fault of each where none will do.
     """
     refused: list[str] = []
     for root in env.private_roots():
@@ -89,7 +89,7 @@ def is_ours(path: Path) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """With what leads there: for this user alone, or for the group of a shared folder."""
+    """Make a folder and its parents: for this user alone, or for the group of a shared folder."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -106,20 +106,20 @@ def make_folder(folder: Path) -> None:
 
 
 def close_folder(folder: Path) -> None:
-    """Nobody else looks into it any more, if it is ours and not shared: earlier versions left it open."""
+    """Let nobody else look into a folder that is ours and not shared: earlier versions left it open."""
     with suppress(OSError):  # it may be missing, or on a disk that is only read
         if folder.stat().st_uid == os.geteuid() and not is_shared(folder):
             folder.chmod(0o700)
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether it was given to a group on purpose, by `chmod g+ws`."""
+    """Whether a folder was given to a group on purpose, by `chmod g+ws`."""
     both = stat.S_ISGID | stat.S_IWGRP
     return folder.stat().st_mode & both == both
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"]) -> IO[bytes]:
-    """A new file is ours alone, or our group's in a shared folder. Follows no link."""
+    """Open a file that, if it is new, is ours alone, or our group's in a shared folder. Follows no link."""
     return open(path, mode, opener=_private)
 
 
@@ -137,7 +137,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _require_unwritable(root: Path) -> None:
-    """What leads to a folder decides what stands there: whoever can write in it can put another one there."""
+    """Whoever can write in a parent of a folder can put another one in its place."""
     for level in root.parents:
         mode = level.stat().st_mode if level.exists() else 0
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:

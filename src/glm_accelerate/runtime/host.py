@@ -19,8 +19,8 @@ from glm_accelerate.runtime.words import amount
 
 MEMINFO, PROCESSES = Path("/proc/meminfo"), Path("/proc")
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# What a control group calls its limit, what is used of it, and what of that is given up when others want it:
-# of the second kind of control groups, then of the first.
+# A control group's names for its limit, what is used of it, and what of that it gives up when others need it:
+# in version 2 of control groups, then in version 1.
 GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -48,7 +48,7 @@ class Holder:
 
 
 def host_memory(meminfo: Path = MEMINFO, groups: Iterable[Path] | None = None) -> tuple[int, int]:
-    """Bytes that this process may use, and how many of them are free, within every container around it."""
+    """Bytes that this process may use in its containers, and how many of them are free."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = total
     if meminfo.is_file():
@@ -65,28 +65,28 @@ def host_memory(meminfo: Path = MEMINFO, groups: Iterable[Path] | None = None) -
 
 
 def keep_freed_memory() -> None:
-    """Memory that a step frees is there for the next one. As shipped glibc returns it to the system, which
-    clears thousands of pages a step anew: a tenth of a small model's time. The peak is the same.
+    """Keep the memory that a step frees for the next one. By default glibc returns it to the system, which
+    clears thousands of pages again in each step: a tenth of a small model's time. The peak is the same.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(MMAP_THRESHOLD, LARGE)
         libc.mallopt(TRIM_THRESHOLD, -1)
-        libc.mallopt(ARENA_MAX, 1)  # what one thread frees (gloo's, the saver's) is there for all
+        libc.mallopt(ARENA_MAX, 1)  # memory freed by one thread (gloo's, the saver's) is for all
 
 
 def give_back_memory() -> None:
-    """What was freed up to here goes back to the system: no step needs what loading and factoring took."""
+    """Return freed memory to the system: no step needs what loading and factoring took."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now, freed ones that its heap keeps among them; 0: unknown."""
+    """Bytes of this process in memory now, with freed ones that its heap keeps; 0: unknown."""
     return _status("VmRSS") or 0
 
 
 def peak_resident() -> int:
-    """The most that were in memory since `reset_peak_resident`."""
+    """The most bytes in memory since `reset_peak_resident`."""
     if (peak := _status("VmHWM")) is not None:
         return peak
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -105,7 +105,7 @@ def reset_peak_resident() -> bool:
 
 
 def host_holders(processes: Path = PROCESSES) -> list[Holder]:
-    """Every process, with what it holds of the host's memory."""
+    """Every process, with its share of the host's memory."""
     found: list[Holder] = []
     for folder in processes.glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
@@ -153,18 +153,18 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def _status(field: str) -> int | None:
-    """Bytes that the system reports of this process, if it does."""
+    """Bytes in a field of /proc/self/status, if it is there."""
     lines = STATUS.read_text().splitlines() if STATUS.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def _number(file: Path) -> int | None:
-    """The one that a file holds; "max" is none."""
+    """The number in a file, None for "max"."""
     text = file.read_text().strip() if file.is_file() else ""
     return int(text) if text.isdigit() else None
 
 
 def _idle(file: Path, name: str) -> int:
-    """Bytes of files that a group has read and that its memory keeps only as long as there is room."""
+    """Bytes of files that a group has read and keeps in memory as long as there is room."""
     found = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""Randomness as a function: the seed of a step depends on nothing but the run's seed and its number.
+"""Randomness as a function: the seed of a step depends only on the run's seed and the step's number.
 
 So a resumed run draws what the uninterrupted one would have drawn, with no generator state to save.
 """
@@ -17,7 +17,7 @@ SILVER = 0x6A09E667F3BCC909  # the fraction of sqrt(2): another stride, for rank
 
 
 def step_seed(seed: int, step: int, share: int = 0) -> int:
-    """64 well-mixed bits: others for each step and each share of its samples; close seeds are unrelated."""
+    """64 well-mixed bits, different for each step and share of its samples; close seeds are unrelated."""
     return _mix(_mix(seed & MASK) + step * GOLDEN + share * SILVER)
 
 
@@ -28,8 +28,8 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def repeat_exactly(device: torch.device) -> Generator[None, None, None]:
-    """The same sums in the same order each time. A CPU does so anyway; on a GPU some operators have a faster
-    form that does not. With `warn_only` the backward pass of attention would keep its atomic sums.
+    """Within this, the same sums in the same order each time. A CPU does so anyway; on a GPU some operators
+    have a faster form that does not. With `warn_only` the backward pass of attention would keep atomic sums.
     """
     if device_kind(device.type).deterministic:
         yield
@@ -45,8 +45,8 @@ def repeat_exactly(device: torch.device) -> Generator[None, None, None]:
 
 
 def repeating(work: Callable[[], object]) -> str | None:
-    """Do `work`. If one of its operators has no deterministic form, do it again with such operators allowed
-    from now on, and return what to tell the user: torch warns of each of them once.
+    """Do `work`. If one of its operators has no deterministic form, allow such operators from now on, do it
+    again, and return what to tell the user: torch warns of each of them once.
     """
     try:
         work()

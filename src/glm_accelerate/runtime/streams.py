@@ -10,7 +10,7 @@ NOBODY_READS = (errno.EPIPE, errno.EIO)  # EIO: of a terminal that was closed
 
 
 class _Forgiving(io.FileIO):
-    """Goes to nowhere from the first write on that nobody reads."""
+    """Discards everything from the first write on that has no reader."""
 
     def write(self, data: Any, /) -> int | None:
         try:
@@ -25,7 +25,7 @@ class _Forgiving(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """From here on no write to the process's own stdout and stderr fails because nobody reads it."""
+    """From here on no write to this process's stdout or stderr fails for lack of a reader."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -37,7 +37,7 @@ def outlive_readers() -> None:
 
 def _forgiving(number: int, stream: TextIO, own: TextIO | None) -> TextIO:
     given = cast("TextIO | None", stream)  # None where it was closed at the start
-    if given is not own:  # somebody has put another in its place
+    if given is not own:  # replaced by another
         return stream
     if given is not None:
         given.flush()

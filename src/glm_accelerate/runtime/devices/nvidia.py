@@ -1,6 +1,4 @@
-"""NVIDIA's GPUs, and those that torch calls by the same name: what is different about them, and what their
-driver says by nvidia-smi.
-"""
+"""NVIDIA's GPUs, and those that torch calls by the same name: their differences, and nvidia-smi's reports."""
 
 import re
 import shutil
@@ -24,7 +22,7 @@ PATIENCE = 10.0  # seconds for nvidia-smi to answer
 
 
 class NoAnswer(Exception):
-    """nvidia-smi has none, and why."""
+    """Why nvidia-smi gave no answer."""
 
 
 class Nvidia(Device):
@@ -94,7 +92,7 @@ def cards() -> list[tuple[str, tuple[int, int], list[str]]]:
 
 
 def driver_version() -> str | None:
-    """Of the kernel driver, if it is loaded, also where torch cannot use it."""
+    """The kernel driver's version, if it is loaded, also where torch cannot use it."""
     if not DRIVER.is_file():
         return None
     found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER.read_text())
@@ -102,7 +100,7 @@ def driver_version() -> str | None:
 
 
 def driver_table(query: str, patience: float) -> list[list[str]]:
-    """The rows that nvidia-smi answers with; none where there is no nvidia-smi."""
+    """The rows of nvidia-smi's answer; none where it is not installed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -117,13 +115,13 @@ def driver_table(query: str, patience: float) -> list[list[str]]:
 
 
 def free_by_uuid(rows: list[list[str]], uuid: str) -> int | None:
-    """What one GPU has by rows of `FREE`, in MiB; None if it is not there."""
+    """Free bytes of one GPU by the rows of `FREE`; None if it is not among them."""
     found = (int(row[1]) * MIB for row in rows if len(row) == 2 and row[1].isdigit() and _same(row[0], uuid))
     return next(found, None)
 
 
 def rows_about(rows: list[list[str]], uuid: str) -> list[Holder]:
-    """Those of `HOLDERS` about one GPU."""
+    """The processes on one GPU by the rows of `HOLDERS`."""
     return [
         Holder(int(pid), Path(name).name, int(used) * MIB)
         for gpu, pid, name, used in (row for row in rows if len(row) == 4)

@@ -1,7 +1,7 @@
-"""What a run asks of whatever computes, as one record: facts of a kind of device, and calls about one device.
+"""What a run has to know about its device, as one record: facts about its kind, and calls about one device.
 
-`Device` asks torch's own module of the kind (torch.cuda, torch.npu, ...): they are alike. A kind is a class
-with what is different about it: `Cpu` here, each other one in a file beside this one.
+`Device` calls torch's module for the kind (torch.cuda, torch.npu, ...): these are alike. Each kind is a class
+with its differences: `Cpu` here, each other one in a file beside this one.
 """
 
 import time
@@ -26,7 +26,7 @@ from glm_accelerate.runtime.host import (
 
 @dataclass(frozen=True)
 class Device:
-    """One device. Facts of its kind hold also where there is none: plans are made for machines elsewhere."""
+    """One device. The class holds facts about its kind, also for plans for other machines."""
 
     device: torch.device
 
@@ -46,17 +46,17 @@ class Device:
 
     @classmethod
     def module(cls) -> Any:
-        """torch's: with streams, events and all that is not named here."""
+        """torch's module, with streams, events and all that is not named here."""
         return torch.get_device_module(cls.kind)
 
     @classmethod
     def empty_cache(cls) -> None:
-        """Give back what torch's allocator keeps and nobody uses, on every device that it has used."""
+        """Give back unused memory of torch's allocator, on every device that it has used."""
         if cls.streams:
             cls.module().empty_cache()
 
     def make_current(self) -> None:
-        """Kernels and streams go to the current device, whatever device their tensors are on."""
+        """Kernels and streams run on the current device, whatever device their tensors are on."""
         if str(self.device) != self.kind and self.module().is_available():
             self.module().set_device(self.device)
 
@@ -73,11 +73,11 @@ class Device:
         return self.module().get_device_name(self.device)
 
     def properties(self) -> Any:
-        """What torch knows of it: memory, processors."""
+        """What torch knows about it: memory, processors."""
         return self.module().get_device_properties(self.device)
 
     def capability(self) -> tuple[int, int]:
-        """Of NVIDIA's GPUs: (8, 0) is an A100, (9, 0) an H100 or H200."""
+        """NVIDIA's name for the generation: (8, 0) is an A100, (9, 0) an H100 or H200."""
         return (0, 0)
 
     def flash_attention(self) -> bool:
@@ -85,7 +85,7 @@ class Device:
         return False
 
     def bfloat16(self) -> bool:
-        """Whether it is multiplied in hardware."""
+        """Whether the hardware multiplies it."""
         return self.module().is_bf16_supported()
 
     def memory(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class Device:
         return self.module().mem_get_info(self.device)
 
     def unclaimed(self) -> int:
-        """Bytes that nobody holds, in other containers neither."""
+        """Bytes that no process holds, in other containers either."""
         return self.memory()[0]
 
     def holders(self) -> list[Holder]:
@@ -101,7 +101,7 @@ class Device:
         return []
 
     def cap_memory(self, most: int) -> None:
-        """Tensors of this process take no more than so many bytes of it: the rest is for others."""
+        """Limit this process's tensors to `most` bytes."""
         if self.streams:
             _, whole = self.memory()
             self.module().set_per_process_memory_fraction(min(1.0, max(0, most) / whole), self.device)
@@ -111,7 +111,7 @@ class Device:
         return self.module().max_memory_allocated(self.device)
 
     def reset_peak(self) -> bool:
-        """Start measuring anew. False where that cannot be: the peak then counts from the process's start."""
+        """Measure from here on. False where that is impossible: the peak counts from the process's start."""
         self.module().reset_peak_memory_stats(self.device)
         return True
 
@@ -123,17 +123,17 @@ class Device:
         """End `lock_pages`."""
 
     def fork_random(self) -> AbstractContextManager[None]:
-        """Random numbers drawn inside are not drawn for those outside."""
+        """Numbers drawn inside leave the generators as they were."""
         return torch.random.fork_rng([self.device] if self.streams else [], device_type=self.kind)
 
     def random_states(self) -> list[Tensor]:
-        """Of all generators that are drawn from."""
+        """The states of all generators in use."""
         own = [self.module().get_rng_state(self.device)] if self.streams else []
         return [torch.get_rng_state(), *own]
 
 
 class Cpu(Device):
-    """A CPU, and whatever has no record of its own."""
+    """A CPU, and any device without a record of its own."""
 
     kind: ClassVar[str] = "cpu"
     streams: ClassVar[bool] = False
