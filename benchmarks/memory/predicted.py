@@ -88,7 +88,7 @@ def large() -> str:
     def cells(name: str, job: Job, wanted: str) -> Sequence[str]:
         most = estimate(job)
         sizes = (f"{size / 1e9:,.2f}" for size in (most.peak, most.allocated))
-        return name, *sizes, most.phase, f"{most.host / 1e9:,.1f}", f"{most.disk / 1e9:,.1f}", wanted
+        return name, *sizes, most.phase, f"{most.host / 1e9:,.1f}", f"{most.total('disk') / 1e9:,.1f}", wanted
 
     columns = "predicted, allocated, worst moment, host, disk, to hold"
     rows = (cells(name, *case) for name, case in PREDICTED.items())

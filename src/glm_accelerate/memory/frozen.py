@@ -84,17 +84,6 @@ class FrozenWeights:
             )
         ]
 
-    @property
-    def nbytes(self) -> int:
-        """What lives on the host."""
-        return sum(weight.host.nbytes for weights in self.blocks for weight in weights)
-
-    @property
-    def largest(self) -> int:
-        """What the two neighbours that need most take on the device."""
-        sizes = [sum(weight.host.nbytes for weight in weights) for weights in self.blocks]
-        return max((sum(sizes[number : number + 2]) for number in range(len(sizes))), default=0)
-
     def close(self) -> None:
         """All weights on the device, for good."""
         for hook in self.hooks:

@@ -81,11 +81,6 @@ class Estimate:
         return sum(item.bytes for item in self.items if item.what in ("staging", "writer"))
 
     @property
-    def disk(self) -> int:
-        """Of the run."""
-        return self.total("disk")
-
-    @property
     def allocated(self) -> int:
         """Of it what torch's allocator counts: all that is not assumed."""
         device = (item for item in self.items if item.where == "device")

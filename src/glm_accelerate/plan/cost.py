@@ -89,20 +89,15 @@ def core_speed(hardware: Hardware, compute: str) -> float:
     return CORE_TILES if hardware.tiles else CORE_BFLOAT16
 
 
-def run_flops(job: Job, work: Work) -> float:
-    """That the mathematics of a run needs."""
-    return _flops(job, work, 1.0)
-
-
 def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> float:
-    """Of all steps, evaluation and saving aside. `padding`: positions that are computed for each token."""
+    """Of all steps, evaluation and saving aside."""
     positions = work.tokens * padding
     sizes, again = job.sizes, 0.0 if job.recompute == "off" else 1.0  # the blocks' forward pass, once more
     block = shapes_of(sizes).multiplied
     attended = 2 * sizes.heads * sizes.head_width * (work.pairs * padding)
     repeated = 2.0 * (block * positions + sizes.layers * attended) * again
-    blocks = _flops(job, replace(work, targets=0.0), padding)
-    head = (_flops(job, work, padding) - blocks) / (speed.head or speed.products)
+    blocks = run_flops(job, replace(work, targets=0.0), padding)
+    head = (run_flops(job, work, padding) - blocks) / (speed.head or speed.products)
     computing = ((blocks + repeated) / speed.products + head) / job.ranks
     passes = max(float(work.steps), positions / job.pass_tokens / job.ranks)
     started = speed.started if job.device == "cpu" else STARTED
@@ -120,7 +115,8 @@ def trained_weights(job: Job) -> int:
     return sum(weight.rows * weight.columns for weight in weights_of(job) if weight.trains)
 
 
-def _flops(job: Job, work: Work, padding: float) -> float:
+def run_flops(job: Job, work: Work, padding: float = 1.0) -> float:
+    """What the mathematics of a run needs. `padding`: positions that are computed for each token."""
     prefix = job.prefix_tokens if job.method == "prefix" else 0
     trained = Trained(job.method, job.last, prefix)
     attended = (work.pairs + work.tokens * prefix) * padding

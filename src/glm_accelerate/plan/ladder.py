@@ -3,14 +3,14 @@ of which nothing can be spared, the one that takes the least time.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from math import inf
 
-from glm_accelerate.data.largest import Largest
 from glm_accelerate.memory.estimate import Estimate, estimate
 from glm_accelerate.memory.job import Job
-from glm_accelerate.plan.cost import Speed, Work, run_seconds
+from glm_accelerate.plan.cost import Speed, run_seconds
 from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.levers import (
     DEVICES,
@@ -47,18 +47,15 @@ class PlannedRun:
         return tuple(text for option in self.options for text in option.typed)
 
 
-@dataclass(slots=True)
 class Ladder:
-    """Judges the settings of one run, and remembers what it found."""
+    """Judges the settings of one run, and remembers what it found. `room`: bytes of a device that may be
+    used; `micro_tokens`: of passes by which padding is judged.
+    """
 
-    load: Load
-    work: Work
-    speed: Speed
-    room: int  # bytes of a device that may be used
-    micro_tokens: int  # of passes by which padding is judged
-    _passes: dict[tuple[str, int, int], Largest] = field(default_factory=dict[tuple[str, int, int], Largest])
-    _padding: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
-    _estimates: dict[Job, Estimate] = field(default_factory=dict[Job, Estimate])
+    def __init__(self, load: Load, speed: Speed, room: int, micro_tokens: int) -> None:
+        self.work, self.speed, self.room = load.work(), speed, room
+        self._largest, self._estimate = cache(load.largest), cache(estimate)
+        self._padding = cache(lambda batching, ranks: load.padding(batching, micro_tokens, ranks))
 
     def cheapest(self, setting: Setting, levers: Sequence[Lever], most: int = DEVICES) -> PlannedRun | None:
         """What fits in the lowest tier up to `most`; None if nothing does."""
@@ -145,19 +142,14 @@ class Ladder:
         """Under these options, with its passes laid out."""
         for option in options:
             setting = option.apply(setting)
-        job, key = setting.job, (setting.batching, setting.micro_tokens, setting.job.ranks)
-        if key not in self._passes:
-            self._passes[key] = self.load.largest(*key)
-        found = self._passes[key]
+        found = self._largest(setting.batching, setting.micro_tokens, setting.job.ranks)
         passes = 2 if found.several else 1
         sizes = {"pass_tokens": found.positions, "longest": found.longest, "learnt": found.targets}
-        return replace(setting, job=replace(job, **sizes, passes=passes))
+        return replace(setting, job=replace(setting.job, **sizes, passes=passes))
 
     def _seconds(self, setting: Setting) -> float:
-        key = (setting.batching, setting.job.ranks)
-        if key not in self._padding:
-            self._padding[key] = self.load.padding(setting.batching, self.micro_tokens, setting.job.ranks)
-        return run_seconds(setting.job, self.work, self.speed, self._padding[key])
+        padding = self._padding(setting.batching, setting.job.ranks)
+        return run_seconds(setting.job, self.work, self.speed, padding)
 
     def _about(self, setting: Setting, options: Sequence[Option]) -> float:
         """Bytes needed, from two models of few layers: what memory adds a layer is the same for each."""
@@ -171,11 +163,6 @@ class Ladder:
         shallow, deep = (replace(job, sizes=replace(job.sizes, layers=few + more)) for more in (0, FEW))
         least, more = (_needed(one, self._estimate(one)) for one in (shallow, deep))
         return least + (more - least) / FEW * (layers - few)
-
-    def _estimate(self, job: Job) -> Estimate:
-        if job not in self._estimates:
-            self._estimates[job] = estimate(job)
-        return self._estimates[job]
 
 
 def _needed(job: Job, found: Estimate) -> int:

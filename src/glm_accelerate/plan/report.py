@@ -17,11 +17,7 @@ from glm_accelerate.runtime.screen import say
 from glm_accelerate.runtime.words import amount, duration
 
 HIGHEST_USUAL_RATE = 0.1
-WHERE: tuple[tuple[Where, str], ...] = (
-    ("device", "of a device"),
-    ("host", "of the host"),
-    ("disk", "on disk"),
-)
+WHERE: dict[Where, str] = {"device": "of a device", "host": "of the host", "disk": "on disk"}
 
 
 def show_plan(reasons: Sequence[Reason], console: Console) -> None:
@@ -35,38 +31,37 @@ def show_plan(reasons: Sequence[Reason], console: Console) -> None:
 def show_memory(memory: Memory, console: Console) -> None:
     """What is alive at the worst moment, and whether it fits."""
     table, estimate = _table("memory", "bytes", "why"), memory.estimate
-    for where, words in WHERE:
+    for where, words in WHERE.items():
         items = [item for item in estimate.items if item.where == where and item.bytes]
         for item in items:
             table.add_row(Text(item.what), Text(amount(item.bytes)), Text(item.why))
         if items:
-            said = f"peak, in the {memory.phase}" if where == "device" else ""
-            table.add_row(Text(words, "bold"), Text(amount(estimate.total(where)), "bold"), Text(said))
+            phase = f"peak, in the {memory.phase}" if where == "device" else ""
+            table.add_row(Text(words, "bold"), Text(amount(estimate.total(where)), "bold"), Text(phase))
     console.print(table)
     room = amount(memory.room)
+    apart = amount(abs(memory.room - memory.needed))
     if memory.fits:
-        left = amount(memory.room - memory.needed)
-        say(console, ("it fits", "bold green"), f": {left} are left of {room} {memory.room_why}")
+        say(console, ("it fits", "bold green"), f": {apart} are left of {room} {memory.room_why}")
     else:
-        short = amount(memory.needed - memory.room)
-        say(console, ("it does not fit", "bold red"), f": {short} more than the {room} {memory.room_why}")
+        say(console, ("it does not fit", "bold red"), f": {apart} more than the {room} {memory.room_why}")
 
 
 def show_duration(found: Duration, devices: int, price: float | None, console: Console) -> None:
     """Time, and what it costs where the user named a price."""
     taken = "unknown" if found.seconds is None else f"about {duration(found.seconds)}"
-    said = f"{found.tokens:,.0f} tokens, {found.flops:.3g} operations; {found.why}"
-    say(console, ("time ", "bold"), f"{taken}  ", (said, "dim"))
+    why = f"{found.tokens:,.0f} tokens, {found.flops:.3g} operations; {found.why}"
+    say(console, ("time ", "bold"), f"{taken}  ", (why, "dim"))
     if price is not None and found.seconds is not None:
         hours = found.seconds / 3600 * devices
-        said = f"{hours:,.3g} hours of a device at {price:g}"
-        say(console, ("cost ", "bold"), f"{hours * price:,.2f}  ", (said, "dim"))
+        why = f"{hours:,.3g} hours of a device at {price:g}"
+        say(console, ("cost ", "bold"), f"{hours * price:,.2f}  ", (why, "dim"))
 
 
 def show_warnings(warnings: Sequence[str], console: Console) -> None:
     """A line each."""
-    for said in warnings:
-        say(console, ("warning ", "bold yellow"), said)
+    for warning in warnings:
+        say(console, ("warning ", "bold yellow"), warning)
 
 
 def show_advice(advice: Advice, command: Sequence[str], console: Console) -> None:
@@ -76,12 +71,8 @@ def show_advice(advice: Advice, command: Sequence[str], console: Console) -> Non
     table.add_column("time", justify="right")
     for rung in advice.rungs:
         mark = "bold green" if rung.wanted else ""
-        table.add_row(
-            Text(rung.override, mark),
-            Text(amount(rung.bytes), mark),
-            Text(rung.why),
-            f"x {rung.times:.2f}",
-        )
+        cells = Text(rung.override, mark), Text(amount(rung.bytes), mark), Text(rung.why)
+        table.add_row(*cells, f"x {rung.times:.2f}")
     console.print(table)
     if advice.overrides is None:
         console.print(Text(f"no rung makes it fit: the least is {amount(advice.bytes)}", "bold red"))

@@ -74,7 +74,7 @@ def weigh(
 ) -> Weighed:
     """Of the settings that the config leaves open, the fastest that fits; if none does, the smallest."""
     room, why = _room(config, hardware, setting.job.ranks)
-    ladder = Ladder(load, load.work(), speed or STAND_IN, room, setting.micro_tokens)
+    ladder = Ladder(load, speed or STAND_IN, room, setting.micro_tokens)
     every = levers(config, setting, load.longest)
     own = [up_to(lever, ITSELF) for lever in every]
     found = ladder.judge(setting, [lever[0] for lever in own])  # the least effort is the fastest

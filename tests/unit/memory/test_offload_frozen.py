@@ -124,10 +124,9 @@ def test_a_block_is_fetched_while_its_neighbour_computes() -> None:
     model = Stack()
     lane = Watched(list(model.layers))
     began: list[tuple[int, list[int]]] = []
-    frozen = FrozenWeights(model.layers, CPU, least=1024, lane=lane)
+    FrozenWeights(model.layers, CPU, least=1024, lane=lane)
     for number, layer in enumerate(model.layers):
         layer.register_forward_hook(lambda _, __, ___, n=number: began.append((n, list(lane.order))))
-    assert (frozen.nbytes, frozen.largest) == (6 * 4096, 2 * 4096)
     for _ in range(2):
         model(torch.randn(8, 32)).backward()
         assert all(n == 5 or n + 1 in order for n, order in began)  # the next one was asked for before
