@@ -124,9 +124,9 @@ def start(run: Path, own: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Cal
     monkeypatch.setattr("glm_accelerate.evaluate.protocol.child.FIRST_RESTART", 0.1)
     with ExitStack() as started:
 
-        def begin(*, restarts: int = 3, oldest: bool = False) -> EvaluatorProcess:
+        def begin(*, restarts: int = 3, oldest: bool = False, threads: int = 1) -> EvaluatorProcess:
             monkeypatch.setattr("glm_accelerate.evaluate.protocol.child.RESTARTS", restarts)
-            made = EvaluatorProcess(run, "cpu", build=own, oldest=oldest)
+            made = EvaluatorProcess(run, "cpu", build=own, oldest=oldest, threads=threads)
             started.callback(made.close)
             return made
 
@@ -202,19 +202,16 @@ def test_beside(run: Path, start: Callable[..., EvaluatorProcess], monkeypatch: 
     """What it finds is right; it is nice, keeps to its share, and leaves our surroundings alone (G11)."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     surroundings = torch.get_rng_state(), torch.get_num_threads(), os.nice(0), os.sched_getaffinity(0)
-    first = ask(run, 3)
-    beside = start()
+    first, second = ask(run, 3), ask(run, 6)
+    beside = start(threads=2)
     assert beside.poll() == []
     assert not beside.ready
-    assert until(answered(run, first), beside) == []
-    beside.use_threads(2)
-    second = ask(run, 6)
-    until(answered(run, second), beside)
+    assert until(answered(run, first, second), beside) == []
     until(lambda: beside.ready, beside)
     (three, six) = ledger.results(run)
     assert math.isclose(three.loss or 0.0, expected(3), rel_tol=1e-6)
     assert math.isclose(six.loss or 0.0, expected(6), rel_tol=1e-6)
-    assert (three.metrics["threads"], six.metrics["threads"]) == (1.0, 2.0)
+    assert (six.metrics["threads"], three.metrics["threads"]) == (2.0, 1.0)  # 6 comes first, 3 alone
     assert three.metrics["nice"] == min(19, os.nice(0) + 10)
     assert int(three.by["process"]) == pid_of(run, beside)
     items = ledger.read_sample_losses(run, first.stem)
@@ -292,7 +289,6 @@ def test_hanging(run: Path, start: Callable[..., EvaluatorProcess]) -> None:
     until(lambda: ledger.is_claimed(run, first), beside)
     stopped = pid_of(run, beside)
     os.kill(stopped, signal.SIGSTOP)
-    beside.use_threads(2)  # nobody reads that
     began = time.monotonic()
     assert beside.poll() == []
     assert time.monotonic() - began < 5  # it does not wait for one that is stopped

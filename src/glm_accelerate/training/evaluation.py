@@ -357,7 +357,6 @@ def evaluation_of(
         attempt=settled.attempt,
         lag=lag if section.decides else 0,
         evaluator=evaluator,
-        threads=plan.evaluate_threads,
         expected=plan.evaluate_seconds,
     )
     snapshots = Checkpointer(run, rank=ranks.rank, ranks=ranks.count, run_id=settled.run_id, kind="snapshot")

@@ -1,13 +1,13 @@
 """The evaluator as a trainer's child (`protocol/child.py` starts it): it ends when the trainer does.
 
-It writes `ready`, `claimed STEM`, `done STEM` without waiting for the trainer, and reads `threads N`.
+It writes `ready`, `claimed STEM`, `done STEM` without waiting for the trainer.
 """
 
-import contextlib
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -23,45 +23,27 @@ from glm_accelerate.runtime.host import keep_freed_memory
 from glm_accelerate.runtime.streams import outlive_readers
 
 
-class Trainer:
-    """The parent process as its child sees it: two pipes. When they close, this process ends."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pipe = os.dup(1)
-        os.dup2(2, 1)  # whatever prints goes to the log
-        os.set_blocking(self._pipe, False)
-        threading.Thread(target=self._receive, daemon=True).start()
-
-    def send(self, line: str) -> None:
-        """Lost if the trainer does not read."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._pipe, f"{line}\n".encode())
-
-    def use_threads(self) -> None:
-        """Compute with as many threads as it has granted last."""
-        torch.set_num_threads(self._threads)
-
-    def _receive(self) -> None:
-        for line in sys.stdin:
-            word, _, number = line.strip().partition(" ")
-            if word == "threads" and number.isascii() and number.isdigit():
-                self._threads = max(1, int(number))
-        os._exit(0)
-
-
-def serve(run: str, device: str, oldest: bool, build: str, threads: int) -> int:
+def serve(run: str, device: str, threads: int, oldest: bool, build: str) -> int:
     """Evaluate a run's requests. The exit code: 0 when it is finished, 2 for what the user can mend, 75 after
-    a signal. `oldest`: the oldest request first; `build`: module:function of the user's own examiner.
+    a signal. `threads`: while several requests wait, else one; `oldest`: the oldest request first; `build`:
+    module:function of the user's own examiner.
     """
     outlive_readers()
     for number in stop_signals():
         signal.signal(number, _stop)
+    trainer = os.dup(1)
+    os.dup2(2, 1)  # whatever prints goes to the log
+    os.set_blocking(trainer, False)
+
+    def tell(line: str) -> None:
+        with suppress(BlockingIOError):  # lost if the trainer does not read
+            os.write(trainer, f"{line}\n".encode())
+
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         take_device(device)
         keep_freed_memory()
-        trainer = Trainer(threads)
+        threading.Thread(target=_end_with_input, daemon=True).start()
         end_with_parent()
         if build:
             examiner = build_examiner(build, run)
@@ -69,9 +51,8 @@ def serve(run: str, device: str, oldest: bool, build: str, threads: int) -> int:
             from glm_accelerate.evaluate.measuring.rebuild import glm_examiner  # an own one needs no GLM
 
             examiner = glm_examiner(Path(run), device)
-        trainer.send("ready")
-        options = FollowOptions(oldest=oldest, on_message=trainer.send, before_each=trainer.use_threads)
-        follow(Path(run), examiner, options)
+        tell("ready")
+        follow(Path(run), examiner, FollowOptions(oldest=oldest, on_message=tell, backlog_threads=threads))
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return ExitCode.USERS_INPUT
@@ -88,6 +69,12 @@ def build_examiner(build: str, run: str) -> Examiner:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"cannot be found: {error}", where=build, cure="--build MODULE:FUNCTION") from error
     return make(run)
+
+
+def _end_with_input() -> None:
+    """The trainer writes nothing: its pipe closes when it ends."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -57,7 +57,9 @@ def start_beside(run: Path, plan: RunPlan, section: EvaluateSection) -> "Evaluat
     on_spare_cores = plan.device == "cpu" and spare >= plan.evaluate_threads
     cores = env.last_cores(plan.evaluate_threads) if on_spare_cores else None
     oldest = section.keep == "all" or section.decides
-    return EvaluatorProcess(run, plan.evaluate_device, cores=cores or (), oldest=oldest)
+    return EvaluatorProcess(
+        run, plan.evaluate_device, threads=plan.evaluate_threads, cores=cores or (), oldest=oldest
+    )
 
 
 def lacking_memory(what: str, needed: int, free: int, others: Sequence[Holder] = ()) -> str | None:
@@ -74,14 +76,20 @@ class EvaluatorProcess:
     """One evaluator process at a time. After RESTARTS ends without a result between them it is given up."""
 
     def __init__(
-        self, run: Path, device: str, *, cores: Sequence[int] = (), oldest: bool = False, build: str = ""
+        self,
+        run: Path,
+        device: str,
+        *,
+        threads: int = 1,
+        cores: Sequence[int] = (),
+        oldest: bool = False,
+        build: str = "",
     ) -> None:
-        """Starts it, with one thread. `cores`: those that it may run on; none: any. `oldest`: it answers the
-        oldest request first; `build`: with an examiner of the user's own.
+        """Starts it. `threads`: while several requests wait, else one; `cores`: those that it may run on,
+        none: any; `oldest`: the oldest request first; `build`: with an examiner of the user's own.
         """
         self._run, self._cores = run, tuple(cores)
-        self._arguments = (str(run), device, oldest, build)
-        self._threads = 1
+        self._arguments = (str(run), device, threads, oldest, build)
         self._process: subprocess.Popen[bytes] | None = None
         self._killed: list[subprocess.Popen[bytes]] = []  # that did not end at once
         self._unread = b""  # the beginning of a line
@@ -145,14 +153,6 @@ class EvaluatorProcess:
             return []
         return self.kill(f"it has claimed nothing for {limit:g} s")
 
-    def use_threads(self, threads: int) -> None:
-        """From its next evaluation on."""
-        if threads != self._threads:
-            self._threads = threads
-            if self._process is not None and self._process.stdin is not None:
-                with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it does not read, or just died
-                    self._process.stdin.write(f"threads {threads}\n".encode())
-
     def close(self) -> None:
         """End it; what it has claimed is free again."""
         if self._process is not None:
@@ -171,19 +171,18 @@ class EvaluatorProcess:
         mode = "wb" if log.is_file() and log.stat().st_size > LONGEST_LOG else "ab"
         cores = f"cores = {self._cores!r}; cores and os.sched_setaffinity(0, cores)"
         nice = f"import os; os.nice({NICENESS}); {cores}"  # before torch is loaded
-        call = f"from {CHILD} import serve; sys.exit(serve{(*self._arguments, self._threads)!r})"
+        call = f"from {CHILD} import serve; sys.exit(serve{self._arguments!r})"
         with open_private(log, mode) as output:
             self._process = subprocess.Popen(
                 python_command(f"{nice}; {call}"),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.PIPE,  # closes when we end, and so it does
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
                 bufsize=0,
             )
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
         self._unread = b""
         self._idle_since = time.monotonic()
 

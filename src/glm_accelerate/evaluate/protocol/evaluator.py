@@ -62,7 +62,7 @@ class FollowOptions:
     strict: bool = False  # a request of another exam ends the evaluator; else the request fails
     poll: float = POLL
     on_message: Callable[[str], None] = ignore
-    before_each: Callable[[], None] = ignore  # evaluation
+    backlog_threads: int | None = None  # while several requests wait; else one thread. None: as it is
 
 
 class RanksOutOfStep(Exception):
@@ -79,7 +79,6 @@ def follow(run: Path, examiner: Examiner, options: FollowOptions, ranks: Ranks =
             if fields is None:
                 return
             request = Request(**fields)
-            options.before_each()
             options.on_message(f"claimed {request.stem}")
             findings, broken = _agree(evaluate(run, request, examiner, ranks), request, ranks)
             if ranks.first or broken:
@@ -222,6 +221,8 @@ def _claim_next(run: Path, options: FollowOptions, claims: ExitStack, exam_id: s
                 with ExitStack() as attempt:  # a claim that failed is closed here: there may be thousands
                     if attempt.enter_context(claim(run, request)):
                         claims.push(attempt.pop_all())
+                        if options.backlog_threads is not None:
+                            torch.set_num_threads(options.backlog_threads if len(files.waiting) > 1 else 1)
                         return asdict(request)
             except OSError as error:
                 if options.once or error.errno not in DISK_FULL:

@@ -39,7 +39,6 @@ class Requests:
     attempt: int
     lag: int
     evaluator: EvaluatorProcess | None = None  # that this process has started
-    threads: int = 1  # of that one, at the most
     expected: float = 0.0  # seconds of an evaluation, by the plan
     attempts: dict[int, int] = field(default_factory=dict[int, int])  # in which each step was requested
     _earlier: dict[str, Request] = field(default_factory=dict[str, Request])  # posted by an earlier attempt
@@ -158,7 +157,6 @@ class Requests:
         evaluator, warnings = self.evaluator, list[str]()
         if evaluator is not None:
             warnings += evaluator.poll()
-            evaluator.use_threads(self.threads if len(self._waiting) > 1 else 1)
         read = [self.read(request) for request in list(self._waiting.values())]
         results = [result for result in read if result is not None]
         for request, status, reason in list(self._overdue()):
