@@ -22,7 +22,7 @@ ELEMENTWISE, COPIES, COMMUNICATION = "element-wise and sums", "copies and casts"
 DATA, GAPS = "waiting for data", "Python, launching and gaps"
 CLASSES = (PRODUCTS, ATTENTION, ELEMENTWISE, COPIES, OPTIMIZER, COMMUNICATION, DATA, GAPS)
 
-# In this order: the first that is found in the name decides.
+# The first pattern that matches the name decides.
 OPERATORS = (
     (COMMUNICATION, r"^nccl:|^gloo:|^c10d::|all_reduce|all_gather|reduce_scatter"),
     (OPTIMIZER, r"^Optimizer\.step|fused_adam|fused_adagrad|fused_sgd|_foreach_"),

@@ -118,7 +118,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def _errors(case: Case) -> tuple[float, float]:
-    """Of the form that trains and of the definition, in the dtype that trains."""
+    """The errors of the form that trains and of the definition, in the dtype that trains."""
     narrow = (*case.inputs, *case.parameters)
     wide = tuple(each.detach().double().requires_grad_() for each in narrow)
     exact = _values(lambda: case.definition(*wide), wide)

@@ -84,7 +84,7 @@ def _norm(block: Block, x_1SH: Tensor) -> Case:
 
 
 def _between(block: Block, x_1SH: Tensor, branch_1SH: Tensor) -> Case:
-    """What lies between the two branches of a block."""
+    """The norms and the sum between the two branches of a block."""
     before, form = block.post_attention_layernorm, block.form
     after = block.post_self_attn_layernorm if block.sandwich else None
     epsilon = before.epsilon

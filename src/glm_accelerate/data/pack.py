@@ -87,8 +87,8 @@ def bucket(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
     while order:
         width = _ladder(lengths[order[0]])
         count = max(1, capacity // width)
-        taken, order = order[:count], order[count:]
-        rectangles.append(Arrangement(tuple((index,) for index in taken), width))
+        members, order = order[:count], order[count:]
+        rectangles.append(Arrangement(tuple((index,) for index in members), width))
     return rectangles
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from glm_accelerate.data.types import FilePlace, Sample
 from glm_accelerate.runtime.files import open_private, sync
 
-FORMAT_VERSION = 3  # of the files: raise it when they change; of another one they are made anew
+FORMAT_VERSION = 3  # of the files: raise it when they change; those of another version are prepared again
 REMARKS_KEPT = 5  # of each kind
 
 Int32s = NDArray[np.int32]

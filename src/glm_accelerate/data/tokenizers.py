@@ -115,7 +115,7 @@ class FastTokenizer(Tokenizer):
         return self._engine.decode(ids)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """As the library does it: added tokens that are not special are text."""
+        """By the library, for which added tokens that are not special are text."""
         return self._engine.decode(list(ids), skip_special_tokens=skip_special)
 
     @property

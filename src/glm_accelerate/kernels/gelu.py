@@ -27,22 +27,20 @@ def geglu_reference(x: Tensor, shape: Shape = "none") -> Tensor:
 def gelu(x: Tensor, shape: Shape = "none", form: Form = "eager") -> Tensor:
     """Keeps x alone. There is no compiled form."""
     assert form != "compiled"
-    if form == "triton":
-        from glm_accelerate.kernels import triton_gelu  # here: only some machines have Triton
-
-        return triton_gelu.gelu(x, shape == "tanh", gated=False)
-    return torch_gelu(x, approximate=shape)
+    return _triton(x, shape, gated=False) if form == "triton" else torch_gelu(x, approximate=shape)
 
 
 def geglu(x: Tensor, shape: Shape = "none", form: Form = "eager") -> Tensor:
     """First half * gelu(second half). Keeps x alone. There is no compiled form."""
     assert form != "compiled"
-    if form == "triton":
-        from glm_accelerate.kernels import triton_gelu  # here: only some machines have Triton
-
-        return triton_gelu.gelu(x, shape == "tanh", gated=True)
-    out: Any = _GEGLU.apply(x, shape)
+    out: Any = _triton(x, shape, gated=True) if form == "triton" else _GEGLU.apply(x, shape)
     return out
+
+
+def _triton(x: Tensor, shape: Shape, gated: bool) -> Tensor:
+    from glm_accelerate.kernels.triton_gelu import TritonGELU  # here: only some machines have Triton
+
+    return TritonGELU.apply(x, shape == "tanh", gated)
 
 
 class _GEGLU(torch.autograd.Function):

@@ -2,6 +2,8 @@
 (ChatGLM-6B and GLM-130B, alpha = sqrt(2 * layers)).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm as torch_layer_norm
@@ -24,9 +26,7 @@ def layer_norm(
     """In x's dtype, with statistics in float32. There is no compiled form."""
     assert form != "compiled"
     if form == "triton":
-        from glm_accelerate.kernels import triton_layer_norm  # here: only some machines have Triton
-
-        return triton_layer_norm.deep_norm(x_BTH, None, weight_H, bias_H, epsilon, 1.0, 0.0)
+        return _triton(x_BTH, None, weight_H, bias_H, epsilon, 1.0, 0.0)
     # On a CPU torch sums a bfloat16 weight's gradient in bfloat16, with seven times the error.
     wide = torch.promote_types(x_BTH.dtype, torch.float32)
     wide_x, weight_H, bias_H = (each.to(wide) for each in (x_BTH, weight_H, bias_H))
@@ -45,11 +45,14 @@ def deep_norm(
     form: Form = "eager",
 ) -> Tensor:
     """norm(alpha * x + dropout(branch)). Dropout follows torch.manual_seed, in each form in its own way."""
-    assert form != "compiled"
     if form == "triton":
-        from glm_accelerate.kernels import triton_layer_norm  # here: only some machines have Triton
-
-        return triton_layer_norm.deep_norm(x_BTH, branch_BTH, weight_H, bias_H, epsilon, alpha, dropout)
+        return _triton(x_BTH, branch_BTH, weight_H, bias_H, epsilon, alpha, dropout)
     if dropout:
         branch_BTH = branch_BTH * keep_mask(branch_BTH, dropout) * (1 / (1 - dropout))
-    return layer_norm(torch.add(branch_BTH, x_BTH, alpha=alpha), weight_H, bias_H, epsilon)
+    return layer_norm(torch.add(branch_BTH, x_BTH, alpha=alpha), weight_H, bias_H, epsilon, form)
+
+
+def _triton(*arguments: Any) -> Tensor:
+    from glm_accelerate.kernels.triton_layer_norm import TritonDeepNorm  # only some machines have Triton
+
+    return TritonDeepNorm.apply(*arguments)

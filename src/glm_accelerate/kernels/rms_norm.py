@@ -57,9 +57,9 @@ def _norms(
     `after` the branch is not normed; without a branch y is x.
     """
     if form == "triton":
-        from glm_accelerate.kernels.triton_rms_norm import norms  # here: only some machines have Triton
+        from glm_accelerate.kernels.triton_rms_norm import TritonNorms  # here: only some machines have Triton
 
-        return norms(x, branch, after, before, epsilon)
+        return TritonNorms.apply(x, branch, after, before, epsilon)
     if form == "native":
         assert x.dtype == torch.bfloat16
         assert x.shape[-1] % LANES == 0

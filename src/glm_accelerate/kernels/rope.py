@@ -36,9 +36,9 @@ def rope(x_BTND: Tensor, table_BT1R: Tensor, form: Form = "eager", halves: bool 
     """
     assert form != "compiled"
     if form == "triton":
-        from glm_accelerate.kernels import triton_rope  # here: only some machines have Triton
+        from glm_accelerate.kernels.triton_rope import TritonRope  # here: only some machines have Triton
 
-        return triton_rope.rope(x_BTND, torch.view_as_real(table_BT1R).flatten(0, 2), halves)
+        return TritonRope.apply(x_BTND, torch.view_as_real(table_BT1R).flatten(0, 2), halves)
     turned: Any = _Turn.apply(x_BTND, table_BT1R, halves)
     return turned
 

@@ -34,9 +34,9 @@ def masked_softmax(
     """
     assert form != "compiled"
     if form == "triton":
-        from glm_accelerate.kernels import triton_softmax  # here: only some machines have Triton
+        from glm_accelerate.kernels.triton_softmax import TritonMaskedSoftmax  # only where Triton is
 
-        return triton_softmax.masked_softmax(scores_BNTS, scale, causal, keys_BS)
+        return TritonMaskedSoftmax.apply(scores_BNTS, scale, causal, keys_BS)
     out: Any = _MaskedSoftmax.apply(scores_BNTS, scale, causal, keys_BS)
     return out
 

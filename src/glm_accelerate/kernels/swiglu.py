@@ -19,9 +19,9 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
 def swiglu(gate_up: Tensor, form: Form = "eager") -> Tensor:
     """silu(first half) * second half, in one pass each way unless it is eager."""
     if form == "triton":
-        from glm_accelerate.kernels import triton_swiglu  # here: only some machines have Triton
+        from glm_accelerate.kernels.triton_swiglu import TritonSwiGLU  # here: only some machines have Triton
 
-        return triton_swiglu.swiglu(gate_up)
+        return TritonSwiGLU.apply(gate_up)
     out: Any = {"eager": _SwiGLU, "compiled": _Compiled, "native": _Native}[form].apply(gate_up)
     return out
 

@@ -11,11 +11,6 @@ from torch import Tensor
 from glm_accelerate.kernels.grid import STEP, STEP_WARPS, rows_of
 
 
-def gelu(x: Tensor, tanh: bool, gated: bool) -> Tensor:
-    """gelu(x); `gated`: first half * gelu(second half)."""
-    return _GELU.apply(x, tanh, gated)
-
-
 @triton.jit
 def _share(x, TANH: tl.constexpr):
     """The share of a normal distribution below x, and its density there."""
@@ -65,7 +60,9 @@ def _backward(
     tl.store(there, (along * (below + bent * density)).to(grad_x.dtype.element_ty), mask=inside)
 
 
-class _GELU(torch.autograd.Function):
+class TritonGELU(torch.autograd.Function):
+    """gelu(x); `gated`: first half * gelu(second half)."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, tanh: bool, gated: bool) -> Tensor:
         assert x.dtype != torch.float64  # computed in float32

@@ -26,9 +26,9 @@ def no_triton() -> tuple[str, str] | None:
     from triton.errors import TritonError
 
     try:
-        from glm_accelerate.kernels.triton_gelu import gelu
+        from glm_accelerate.kernels.triton_gelu import TritonGELU
 
-        gelu(torch.zeros(1, device="cuda"), tanh=False, gated=False).item()
+        TritonGELU.apply(torch.zeros(1, device="cuda"), False, False).item()
     except (
         RuntimeError,
         AssertionError,
@@ -42,7 +42,7 @@ def no_triton() -> tuple[str, str] | None:
 
 
 def lacking() -> tuple[str, str] | None:
-    """Of what Triton builds with, the first that is not here, and the cure."""
+    """The first tool that Triton builds with and that is missing, and the cure."""
     named = env.c_compiler()
     if not any(shutil.which(name) for name in ([named] if named else ["gcc", "clang"])):
         return f"Triton needs a C compiler ({named or 'gcc'})", "apt-get install gcc"

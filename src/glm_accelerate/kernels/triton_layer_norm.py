@@ -13,19 +13,6 @@ from torch import Tensor
 from glm_accelerate.kernels.grid import block_of, rows_each, rows_of, warps_of
 
 
-def deep_norm(
-    x: Tensor,
-    branch: Tensor | None,
-    weight_H: Tensor,
-    bias_H: Tensor,
-    epsilon: float,
-    alpha: float,
-    dropout: float,
-) -> Tensor:
-    """Without a branch: norm(x)."""
-    return _DeepNorm.apply(x, branch, weight_H, bias_H, epsilon, alpha, dropout)
-
-
 @triton.jit
 def _kept(seed, row, column, width, dropout):
     """What the branch is multiplied by: 0, or 1 / (1 - dropout)."""
@@ -98,7 +85,9 @@ def _backward(
         tl.store(grad_bias + program * width + column, sum_bias, mask=column < width)
 
 
-class _DeepNorm(torch.autograd.Function):
+class TritonDeepNorm(torch.autograd.Function):
+    """Without a branch: norm(x)."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor,

@@ -16,13 +16,6 @@ from torch import Tensor
 from glm_accelerate.kernels.grid import block_of, rows_each, rows_of, warps_of
 
 
-def norms(
-    x: Tensor, branch: Tensor | None, after_H: Tensor | None, before_H: Tensor | None, epsilon: float
-) -> tuple[Tensor, ...]:
-    """Those of (y, out) that are asked for: y with a branch, out with `before`. Without a branch y is x."""
-    return _Norms.apply(x, branch, after_H, before_H, epsilon)
-
-
 @triton.jit
 def _forward(
     x, branch, after, before, y, out, first, second,
@@ -92,7 +85,9 @@ def _backward(
         tl.store(grad_before + program * width + column, sum_before, mask=column < width)
 
 
-class _Norms(torch.autograd.Function):
+class TritonNorms(torch.autograd.Function):
+    """Returns y if there is a branch, and out if there is `before`. Without a branch y is x."""
+
     @staticmethod
     def forward(
         ctx: Any,

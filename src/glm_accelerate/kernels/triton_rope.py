@@ -13,11 +13,6 @@ from torch import Tensor
 HEADS = 8  # of one token, to a program
 
 
-def rope(x_BTND: Tensor, turns_SR2: Tensor, halves: bool) -> Tensor:
-    """Turns the first 2R dimensions of every head. `halves`: i turns with i + R, else with its neighbour."""
-    return _Turn.apply(x_BTND, turns_SR2, halves)
-
-
 @triton.jit
 def _turn(
     x, turns, out, token_stride, head_stride, heads, width, pairs, sign,
@@ -71,7 +66,7 @@ def _launch(x_BTND: Tensor, turns_SR2: Tensor, halves: bool, sign: float) -> Ten
     return out
 
 
-class _Turn(torch.autograd.Function):
+class TritonRope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, turns: Tensor, halves: bool) -> Tensor:
         ctx.save_for_backward(turns)

@@ -15,11 +15,6 @@ from glm_accelerate.kernels.grid import rows_of
 PIECE = 4096  # numbers at once: most rows are one piece
 
 
-def masked_softmax(scores_BNTS: Tensor, scale: float, causal: bool, keys_BS: Tensor | None) -> Tensor:
-    """A query that sees nothing gets zeros."""
-    return _MaskedSoftmax.apply(scores_BNTS, scale, causal, keys_BS)
-
-
 @triton.jit
 def _forward(
     scores, keys, out, stride, keys_stride, scale, queries, heads, width,
@@ -83,7 +78,9 @@ def _pieces(width: int) -> dict[str, Any]:
     return {"PIECES": pieces, "BLOCK": block, "num_warps": min(8, max(1, block // 256))}
 
 
-class _MaskedSoftmax(torch.autograd.Function):
+class TritonMaskedSoftmax(torch.autograd.Function):
+    """A query that sees nothing gets zeros."""
+
     @staticmethod
     def forward(ctx: Any, scores: Tensor, scale: float, causal: bool, keys_BS: Tensor | None) -> Tensor:
         assert scores.dtype != torch.float64  # computed in float32

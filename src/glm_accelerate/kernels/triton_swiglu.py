@@ -11,11 +11,6 @@ from torch import Tensor
 from glm_accelerate.kernels.grid import STEP, STEP_WARPS, rows_of
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """Keeps its input alone, and computes the gate again in the backward pass."""
-    return _SwiGLU.apply(gate_up)
-
-
 @triton.jit
 def _forward(gate_up, out, stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -45,7 +40,9 @@ def _backward(grad, gate_up, grad_gate_up, grad_stride, stride, width, BLOCK: tl
     tl.store(there + width, grad_up.to(grad_gate_up.dtype.element_ty), mask=inside)
 
 
-class _SwiGLU(torch.autograd.Function):
+class TritonSwiGLU(torch.autograd.Function):
+    """Keeps its input alone, and computes the gate again in the backward pass."""
+
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         assert gate_up.dtype != torch.float64  # computed in float32

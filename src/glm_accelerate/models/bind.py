@@ -16,7 +16,7 @@ PARTS = (Attention, Block, MLP, RMSNorm)  # those that have a form
 
 
 def bind_operators(model: Decoder, *, compiled: bool = False) -> None:
-    """As `choose_form` says for device and dtype; `compiled` asks for our own CPU operators too."""
+    """Give every part the form that `choose_form` names; `compiled` asks for our own CPU operators too."""
     device, compute = model.embed.device, model.compute or model.embed.dtype
     form, _ = choose_form(facts_of(device), compute, compiled, _native(model) if compiled else NOT_ASKED)
     assert not (compiled and form == "eager")  # float64: sums are float32
