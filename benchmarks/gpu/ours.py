@@ -29,8 +29,7 @@ from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.plan.cost import Trained, step_flops
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.training.passes import WholeModel
-from glm_accelerate.training.step import train_step
+from glm_accelerate.training.step import WholeModel, train_step
 
 LORA = LoraSettings(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj"))  # as stock
 LISTED = 12  # operators of the breakdown

@@ -22,7 +22,7 @@ from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.weights import load_model
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.training.passes import WholeModel
+from glm_accelerate.training.step import WholeModel
 
 LENGTHS = (5, 17, 64, 42)  # documents of the packed row
 

@@ -36,8 +36,7 @@ from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.errors import ExitCode
-from glm_accelerate.training.passes import WholeModel
-from glm_accelerate.training.step import train_step
+from glm_accelerate.training.step import WholeModel, train_step
 
 STEPS = 2  # moments are made in the first
 

@@ -28,9 +28,8 @@ from glm_accelerate.optim.mover import Mover, mover_of
 from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
-from glm_accelerate.training.passes import WholeModel
 from glm_accelerate.training.state import restore, resume_tensors
-from glm_accelerate.training.step import train_step
+from glm_accelerate.training.step import WholeModel, train_step
 
 CPU = torch.device("cpu")
 LEARNING_RATE = 1e-2

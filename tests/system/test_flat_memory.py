@@ -20,8 +20,8 @@ from glm_accelerate.checkpoint.read import Reader  # noqa: E402
 from glm_accelerate.config.schema import RunConfig  # noqa: E402
 from glm_accelerate.observe.events import read_events  # noqa: E402
 from glm_accelerate.training import build  # noqa: E402
-from glm_accelerate.training.passes import WholeModel  # noqa: E402
 from glm_accelerate.training.run import train  # noqa: E402
+from glm_accelerate.training.step import WholeModel  # noqa: E402
 
 Said = dict[str, Any]
 COMPILES = pytest.mark.skipif(shutil.which("cc") is None, reason="the counter is compiled with cc")

@@ -1,19 +1,26 @@
 """What weights were made with, in words that a person can compare; only what is long ends in a hash.
 
-A checkpoint's manifest records it; whoever opens the weights compares it with what the run's config builds.
+A checkpoint's manifest records it; whoever goes on from it, or opens its weights, compares.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
+
+import torch
 
 from glm_accelerate.checkpoint.find import resolve_path
 from glm_accelerate.checkpoint.format import MANIFEST
 from glm_accelerate.checkpoint.read import Reader
-from glm_accelerate.config.schema import AdaptSection
+from glm_accelerate.config.schema import AdaptSection, OptimSection, RunConfig
+from glm_accelerate.data.inputs import Inputs
+from glm_accelerate.models.adapt import kind_of
 from glm_accelerate.models.weights import read_config, weight_files
+from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime import env
+from glm_accelerate.runtime.device import current_device
 from glm_accelerate.runtime.digests import file_digest
 from glm_accelerate.runtime.errors import UserError
 
@@ -45,6 +52,54 @@ def require_made_with(reader: Reader, now: Mapping[str, str]) -> None:
             what = f"made with another {name} than its run's config.yaml builds: {before}, not {now[name]}"
             cure = cure or "put the old values back into config.yaml"
             raise UserError(what, where=reader.directory, cure=cure)
+
+
+def fingerprints(
+    config: RunConfig,
+    plan: RunPlan,
+    model_dir: Path,
+    inputs: Inputs,
+    *,
+    ranks: int = 1,
+    begun_on: Path | None = None,
+) -> dict[str, str]:
+    """Everything that has to be the same for a resume to mean anything, and what the last bit depends on."""
+    train, optim = config.train, config.optim
+    step = f"{plan.step_samples} samples" if plan.step_samples else f"{plan.step_tokens} tokens"
+    weights = " ".join(f"{span.weight:g}" for span in inputs.train.spans)
+    store = inputs.train
+    kept = f"{plan.dtype} and {config.model.dtype}" if kind_of(config.adapt) else plan.dtype
+    return {
+        **made_with(model_dir, config.adapt, begun_on),
+        "data": f"{len(store)} samples, {int(store.lengths.sum())} tokens, {store.fingerprint[:SHOWN]}",
+        "tokenizer": inputs.tokenizer.fingerprint[:SHOWN],
+        "template": inputs.template.name,
+        "order": f"seed {train.seed}, {step} a step, sources x {weights}, {config.data.batching}",
+        "schedule": f"{optim.schedule}, {plan.steps} steps, {plan.warmup_steps} of them warm-up, "
+        f"rate {optim.learning_rate}, decay {optim.decay}, floor {optim.floor}",
+        "optimizer": optim.name,
+        "updates": _updates(optim),
+        "dropout": f"{config.adapt.dropout}" if config.adapt.method in ("lora", "prefix") else "none",
+        "precision": f"weights {kept}, products {plan.compute}",
+        "ranks": str(ranks),
+        "passes": f"{plan.micro_tokens} tokens",
+        "device": _device(),
+        "versions": f"glm-accelerate {version('glm-accelerate')}, torch {torch.__version__}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _updates(optim: OptimSection) -> str:
+    both = f"weight decay {optim.weight_decay}, clip {optim.clip}"
+    if optim.name == "adafactor":
+        return both
+    return f"betas {optim.betas[0]} {optim.betas[1]}, epsilon {optim.epsilon}, {both}"
+
+
+def _device() -> str:
+    """What computes: other chips and other vector widths add in another order."""
+    record = current_device()
+    return f"CPU, {torch.backends.cpu.get_cpu_capability()}" if record.kind == "cpu" else record.name()
 
 
 def model_content(directory: Path) -> str:

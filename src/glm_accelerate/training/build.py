@@ -25,19 +25,17 @@ from glm_accelerate.prove.proof import Proof, require
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly
-from glm_accelerate.training.branch import Branch
 from glm_accelerate.training.evaluation import evaluation_of
 from glm_accelerate.training.half import Half, in_half
-from glm_accelerate.training.life import Life
+from glm_accelerate.training.life import Branch, Life
 from glm_accelerate.training.lock import take_lock
 from glm_accelerate.training.loop import Run
-from glm_accelerate.training.passes import WholeModel
-from glm_accelerate.training.rehearsal import rehearsal
+from glm_accelerate.training.rehearsal import recompute_as_needed, rehearsal
 from glm_accelerate.training.resume import Resumed, resume
 from glm_accelerate.training.saver import saver_of
 from glm_accelerate.training.settle import Settled, Start, settle, take_effect
-from glm_accelerate.training.sparing import recompute_as_needed
 from glm_accelerate.training.state import Progress
+from glm_accelerate.training.step import WholeModel
 from glm_accelerate.training.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
@@ -62,9 +60,9 @@ def built(
     """Everything from the files of a config to the first step; held until the run ends. In this order:
 
     1. The lock, before anything of the run is read: another process may be training it.
-    2. All that is known without the model, before it is loaded: mistakes are told in seconds.
+    2. All that is known without the model, before it is loaded: mistakes are reported in seconds.
     3. A lease on the checkpoint that the weights begin on, before it is read: its own run may delete it.
-    4. Limits, determinism, the allocator, before the first tensor: they don't reach back.
+    4. Limits, determinism, the allocator, before the first tensor: they change nothing that exists.
     5. The model, the optimizer on weights that stay where they are, their state, then copies made of it.
     6. What follows from the state: recomputing by the memory that is left, float16's wide layers.
     7. Proofs on the weights that will be trained, before the directory changes: a refusal leaves no trace.
@@ -84,18 +82,19 @@ def built(
         held.enter_context(repeat_exactly(device))
         keep_to_limit(config.memory.limit, device)
         place = Place(ranks, Axes(data=plan.ranks // plan.shards, shard=plan.shards))
-        made = assemble(training_recipe(config, plan, settled.files), device, place)
-        model, mover = made.model, build_mover(config.optim, plan, made.model, made.table, device)
+        assembled = assemble(training_recipe(config, plan, settled.files), device, place)
+        model = assembled.model
+        mover = build_mover(config.optim, plan, model, assembled.table, device)
         resumed, warnings = resume(settled, model, mover)
         progress = Progress() if resumed is None else resumed.progress
         keep_copies(mover.optimizer, model)
-        sparing = recompute_as_needed(model, plan, ranks)
+        sparing = recompute_as_needed(model, plan, place)
         half = in_half(model, progress, plan.compute, config)
         ranks.doing.phase = "proving"
         proofs = prove_all(config, settled.inputs, settled.model_dir, model, ranks)
         free(model)
         require(proofs)
-        notes = [*made.notes, *ranks.decide(lambda: take_effect(settled, progress.position))]
+        notes = [*assembled.notes, *ranks.decide(lambda: take_effect(settled, progress.position))]
         reading.close()
         give_back_memory()
         events = events_of(config, directory, settled.attempt, observers if ranks.first else None)
@@ -115,8 +114,7 @@ def _warn(settled: Settled, life: Life, model: Decoder, proofs: Sequence[Proof],
     crowd = neighbours(model.embed.device) if life.ranks.first else []
     failed = [f"the proof of {one.name} failed: {one.said}" for one in proofs if not one.ok]
     odd = unusual(settled.config, model.sizes, int(settled.inputs.train.lengths.max()))
-    for warning in [*known, *failed, *odd, *crowd]:
-        life.events.emit("warning", {"said": warning})
+    life.warn(*known, *failed, *odd, *crowd)
 
 
 def _run(

@@ -1,6 +1,5 @@
 """The run directory: its config, which may not change unnoticed, and where a start begins."""
 
-import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.mismatch import accepted_as
 
 Read = TypeVar("Read")
-
-OWN_FILES = ("lock", "run_id", "config.yaml", "plan.json", "events.jsonl", "evals.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +49,6 @@ class StartChoice:
     foreign: bool = False  # a stock checkpoint
 
 
-def make_ready(run: Path) -> None:
-    """The directory, its checkpoints and its files can be written: better found out now than after hours."""
-    folder = place = run / FOLDER
-    try:
-        run.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        for place in (folder, run):
-            tempfile.TemporaryFile(dir=place).close()
-        for place in (path for name in OWN_FILES if (path := run / name).exists()):
-            place.open("r+b").close()
-    except OSError as error:
-        cure = "make it writable, or name another directory with --run"
-        raise UserError(f"no run can be kept here: {error.strerror}", where=place, cure=cure) from error
-
-
 def check_config(run: Path, config: RunConfig, accept: Collection[str]) -> None:
     """Compare with config.yaml. A run that never began may still be mended."""
     path = run / "config.yaml"
@@ -78,22 +60,18 @@ def check_config(run: Path, config: RunConfig, accept: Collection[str]) -> None:
 
 
 def differences(then: RunConfig, now: RunConfig) -> list[Change]:
-    """Every key that differs, with both values."""
+    """Every key that differs, with both values and the flag that accepts it."""
     before, after = then.model_dump(mode="json"), now.model_dump(mode="json")
-    return [
-        Change(f"{section}.{key}", before[section][key], after[section][key], flag)
-        for section in after
-        for key in after[section]
-        if before[section][key] != after[section][key]
-        for flag in [_flag(f"{section}.{key}", now)]
-    ]
-
-
-def _flag(key: str, now: RunConfig) -> str:
-    """What accepts a changed key, with what follows: steps of another size are another number in an epoch."""
-    name = accepted_as(key)
-    longer = key in ("train.step_samples", "train.step_tokens") and now.train.steps is None
-    return f"--accept {name}" + (" --accept schedule" if longer else "")
+    changes: list[Change] = []
+    for section in after:
+        for name in after[section]:
+            old, new, key = before[section][name], after[section][name], f"{section}.{name}"
+            if old != new:
+                # Steps of another size are another number in an epoch.
+                longer = key in ("train.step_samples", "train.step_tokens") and now.train.steps is None
+                flag = f"--accept {accepted_as(key)}" + (" --accept schedule" if longer else "")
+                changes.append(Change(key, old, new, flag))
+    return changes
 
 
 def choose_start(run: Path, resume: str) -> StartChoice:
@@ -135,8 +113,8 @@ def give_up_after(run: Path, step: int) -> list[int]:
     try:
         return abandon_after(run, step)
     except OSError as error:
-        said = f"a checkpoint later than step {step} cannot be moved aside: {error.strerror}"
-        raise UserError(said, where=error.filename) from error
+        what = f"a checkpoint later than step {step} cannot be moved aside: {error.strerror}"
+        raise UserError(what, where=error.filename) from error
 
 
 def _newest(run: Path) -> StartChoice:

@@ -23,9 +23,8 @@ from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.training.branch import Branch
 from glm_accelerate.training.decisions import Decisions
-from glm_accelerate.training.life import Life
+from glm_accelerate.training.life import Branch, Life
 from glm_accelerate.training.settle import Settled
 from glm_accelerate.training.snapshots import BestWeights, keep_snapshots, wait_for
 from glm_accelerate.training.state import Progress, resume_tensors
@@ -346,7 +345,7 @@ def evaluation_of(
             try:
                 evaluator = start_beside(run, plan, section)
             except UserError as error:
-                life.events.emit("warning", {"said": f"evaluations run inline, and training waits: {error}"})
+                life.warn(f"evaluations run inline, and training waits: {error}")
         inline = ranks.decide(lambda: evaluator is None)
     lag = plan.evaluate_every if section.lag == "auto" else section.lag
     requests = Requests(

@@ -1,4 +1,4 @@
-"""A run in float16: its loss scale, and which layers are too wide for it, measured before the first step and
+"""A run in float16: its loss scale, and which layers it cannot hold, measured before the first step and
 again when the scale has come down to its floor. All of it follows from weights and samples, so a resumed run
 and every rank choose the same.
 """
@@ -15,8 +15,8 @@ from glm_accelerate.optim.widen import LARGEST, Extremes, Mixed, extremes, wide_
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.runtime.seed import seed_all, step_seed
 from glm_accelerate.training.life import Life
-from glm_accelerate.training.passes import ForwardBackward
 from glm_accelerate.training.state import Progress, Wide
+from glm_accelerate.training.step import ForwardBackward
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ def widen(half: Half, step: Step, progress: Progress, passes: ForwardBackward, l
     assert scale is not None
     if wide is not None and (progress.bad_in_a_row != 1 or wide.step == step.number):
         return
-    found = measure(half, step, passes, life.place)
+    measured = measure(half, step, passes, life.place)
     before = () if wide is None else wide.layers
-    moved = tuple(name for name in half.mixed.units if name in before or not found[name].fits)
+    moved = tuple(name for name in half.mixed.units if name in before or not measured[name].fits)
     if wide is not None and moved != before:
         progress.scale = Scale(half.first)  # what made it fall is out of the way
     progress.wide = Wide(step.number, moved)
@@ -62,9 +62,9 @@ def widen(half: Half, step: Step, progress: Progress, passes: ForwardBackward, l
         "decision",
         {
             "step": step.number,
-            "said": _said(found, moved, dtype),
+            "said": _in_words(measured, moved, dtype),
             "wide": dict.fromkeys(moved, dtype),
-            "extremes": {name: asdict(each) for name, each in found.items()},
+            "extremes": {name: asdict(each) for name, each in measured.items()},
         },
     )
 
@@ -79,18 +79,18 @@ def measure(half: Half, step: Step, passes: ForwardBackward, place: Place) -> di
     model.zero_grad(set_to_none=True)
     model.recompute = recompute
     own = [number for gauge in gauges.values() for number in gauge.numbers()]
-    slots = [0.0] * (len(own) * ranks.count)  # a rank's numbers in its own place: their sum is all of them
+    slots = [0.0] * (len(own) * ranks.count)  # a slice for each rank's numbers: their sum is all of them
     slots[len(own) * ranks.rank : len(own) * (ranks.rank + 1)] = own
-    told = ranks.total(slots)
+    numbers = ranks.total(slots)
     return {
-        name: extremes(told[at : at + 4] for at in range(4 * place, len(told), len(own)))
-        for place, name in enumerate(gauges)
+        name: extremes(numbers[at : at + 4] for at in range(4 * index, len(numbers), len(own)))
+        for index, name in enumerate(gauges)
     }
 
 
-def _said(found: dict[str, Extremes], moved: tuple[str, ...], dtype: str) -> str:
+def _in_words(measured: dict[str, Extremes], moved: tuple[str, ...], dtype: str) -> str:
     if not moved:
-        top = max(found, key=lambda name: found[name].value)
-        return f"float16 in every layer: the largest number is {found[top].value:.3g}, in {top}"
-    reach = ", ".join(f"{name} (reaches {found[name].value:.3g})" for name in moved)
+        top = max(measured, key=lambda name: measured[name].value)
+        return f"float16 in every layer: the largest number is {measured[top].value:.3g}, in {top}"
+    reach = ", ".join(f"{name} (reaches {measured[name].value:.3g})" for name in moved)
     return f"{dtype} instead of float16, which ends at {LARGEST:,.0f}, in {reach}"

@@ -1,8 +1,11 @@
-"""One trainer a run directory. The lock dies with the process: nothing has to be cleaned up after a kill."""
+"""One trainer a run directory, which has to be writable. The lock dies with the process, so nothing has to be
+cleaned up after a kill.
+"""
 
 import fcntl
 import os
 import socket
+import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -10,7 +13,8 @@ from pathlib import Path
 
 from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.training.directory import make_ready
+
+OWN_FILES = ("lock", "run_id", "config.yaml", "plan.json", "events.jsonl", "evals.jsonl")
 
 
 @contextmanager
@@ -36,8 +40,23 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
         os.close(descriptor)
 
 
+def make_ready(run: Path) -> None:
+    """The directory, its checkpoints and its files can be written: better found out now than after hours."""
+    folder = path = run / FOLDER
+    try:
+        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        for path in (folder, run):
+            tempfile.TemporaryFile(dir=path).close()
+        for path in filter(Path.exists, map(run.joinpath, OWN_FILES)):
+            path.open("r+b").close()
+    except OSError as error:
+        cure = "make it writable, or name another directory with --run"
+        raise UserError(f"no run can be kept here: {error.strerror}", where=path, cure=cure) from error
+
+
 def take_lock(run: Path, held: ExitStack) -> None:
-    """Of a directory that can be written, for as long as the stack holds it."""
+    """Lock a directory that can be written, for as long as the stack holds it."""
     new = not run.exists()
     make_ready(run)
     held.enter_context(only_trainer(run))

@@ -18,10 +18,9 @@ from glm_accelerate.runtime.seed import seed_all, step_seed
 from glm_accelerate.training.evaluation import Evaluation
 from glm_accelerate.training.half import Half, widen
 from glm_accelerate.training.life import Life
-from glm_accelerate.training.passes import ForwardBackward
 from glm_accelerate.training.saver import Saver
 from glm_accelerate.training.state import Progress
-from glm_accelerate.training.step import StepOutcome, train_step
+from glm_accelerate.training.step import ForwardBackward, StepOutcome, train_step
 from glm_accelerate.training.stop import StopRequest
 from glm_accelerate.training.watch import Watch
 
@@ -66,14 +65,13 @@ def loop(run: Run, stop: StopRequest) -> str:
         seconds = time.perf_counter() - began
         events.emit("step", _fields(run, step, outcome, seconds))
         _warn(run, step, outcome, usual)
-        run.saver.heed()
-        last = step.number == plan.steps
+        run.saver.check()
         failing = progress.bad_in_a_row >= run.config.train.max_bad_steps
         over = None  # why there is nothing more to train
         if run.evaluation is not None:
             ranks.doing.phase = "evaluating"
             over = run.evaluation.after(step.number, lambda: stop.asked)
-        last = last or over is not None
+        last = step.number == plan.steps or over is not None
         asked = stop.reason(step.number)  # asked late: a signal may have come during the evaluation
         stopping, due = ranks.total([asked is not None, run.saver.due(seconds)])
         if last or failing or stopping or due:
@@ -89,7 +87,7 @@ def loop(run: Run, stop: StopRequest) -> str:
 
 
 def take(run: Run, step: Step, rehearse: Callable[[], None] | None = None) -> StepOutcome:
-    """One step: what is settled before it, its randomness, the step itself, and where the run stands then."""
+    """One step with what has to happen before it, its randomness, and the progress that it makes."""
     if run.half is not None:
         widen(run.half, step, run.progress, run.passes, run.life)
     if rehearse is not None:  # which layers are wide is known now
@@ -104,12 +102,11 @@ def take(run: Run, step: Step, rehearse: Callable[[], None] | None = None) -> St
 
 def _warn(run: Run, step: Step, outcome: StepOutcome, usual: float | None) -> None:
     """What a person should know of this step."""
-    said = [run.watch.drift(step)]
+    if (drift := run.watch.drift(step)) is not None:
+        run.life.warn(drift)
     if run.progress.level.jumped == step.number:
         jump = f"the loss jumped from about {usual:.3g} to {outcome.loss:.3g} at step {step.number}"
-        said.append(f"{jump}: checkpoints are suspect until it is back")
-    for sentence in filter(None, said):
-        run.life.events.emit("warning", {"said": sentence})
+        run.life.warn(f"{jump}: checkpoints are suspect until it is back")
 
 
 def _not_finite(run: Run, step: Step) -> UserError:
@@ -122,7 +119,7 @@ def _not_finite(run: Run, step: Step) -> UserError:
 
 
 def _rate(run: Run) -> float:
-    """Of the next step: by the schedule, and as often lowered as evaluations asked for it."""
+    """The learning rate of the next step: by the schedule, and as often lowered as evaluations asked for."""
     optim = run.config.optim
     times = 0 if run.evaluation is None else run.evaluation.decisions.lowered
     share = run.config.evaluate.lower_rate_by**times * rate(
@@ -137,7 +134,7 @@ def _rate(run: Run) -> float:
 
 
 def _fields(run: Run, step: Step, outcome: StepOutcome, seconds: float) -> dict[str, object]:
-    """The `step` event of the contract."""
+    """The fields of the event `step`."""
     scaled = {} if run.half is None else {"loss_scale": outcome.scale}
     return {
         "step": step.number,

@@ -1,4 +1,4 @@
-"""What a checkpoint was made with against what there is now: a table, and for each line what follows from it.
+"""What a checkpoint was made with against what there is now: a table of differences and their consequences.
 
 Some differences make a resume meaningless, some have to be accepted by name, some only cost the last bit.
 """
@@ -61,7 +61,7 @@ class Mismatch:
 
 
 class Mismatched(UserError):
-    """The run cannot, or not without being told to, go on from this checkpoint."""
+    """The run cannot go on from this checkpoint, or only if the user accepts the differences."""
 
     def __init__(self, mismatches: list[Mismatch], where: object) -> None:
         self.mismatches = mismatches
@@ -77,15 +77,15 @@ def compare(then: Mapping[str, str], now: Mapping[str, str]) -> list[Mismatch]:
     """Every difference, the gravest first."""
     old = "environment" in then  # schema 1 recorded less
     names = FROM_SCHEMA_1 if old else tuple(SUBJECTS)
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     for name in names:
         before = then.get(name, "not recorded")
         if before == now[name] or (old and now[name].endswith(before)):  # the bare hash
             continue
         verdict, consequence = SUBJECTS[name]
         flag = f"--accept {name}" if verdict == "ask" else None
-        found.append(Mismatch(name, before, now[name], consequence, flag, verdict != "warn"))
-    return found
+        mismatches.append(Mismatch(name, before, now[name], consequence, flag, verdict != "warn"))
+    return mismatches
 
 
 def check(

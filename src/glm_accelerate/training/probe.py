@@ -43,8 +43,7 @@ from glm_accelerate.runtime.host import (
     reset_peak_resident,
 )
 from glm_accelerate.training.build import Built
-from glm_accelerate.training.passes import WholeModel
-from glm_accelerate.training.step import train_step
+from glm_accelerate.training.step import WholeModel, train_step
 
 # Of the largest pass, the share of its tokens and of its targets. Smaller ones leave the holes in the heap
 # that they leave in a run.

@@ -1,4 +1,4 @@
-"""A run's state put back from the first of its checkpoints that is whole, or from a stock one."""
+"""A run's state loaded from the first of its checkpoints that is whole, or from a stock one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from glm_accelerate.training.state import Progress, restore
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where the run stands."""
+    """How far the run is."""
 
     progress: Progress
     step: int  # that it goes on from
@@ -27,7 +27,7 @@ class Resumed:
 
 
 def resume(settled: Settled, model: Decoder, mover: Mover) -> tuple[Resumed | None, list[str]]:
-    """None: the run begins. And warnings, which name the checkpoints passed over."""
+    """What the run goes on from (None: it begins), and warnings, which name the checkpoints passed over."""
     ranks = settled.ranks
 
     def read_together(path: Path) -> Resumed:

@@ -45,7 +45,7 @@ def train(
 ) -> Result:
     """Train as the config says. Run again on the same directory, it goes on where it stopped.
 
-    `on_read` hears of data being prepared, `on_built` of the plan and the proofs before the first step.
+    `on_read` is called as data are prepared, `on_built` with the plan and the proofs before the first step.
     """
     few_kernels()  # as the command does: heard until oneDNN makes its first
     directory = Path(directory)

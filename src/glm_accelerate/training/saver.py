@@ -1,6 +1,6 @@
-"""When a run saves, what becomes of it, and what stays: the checkpointer as the loop sees it.
+"""When a run saves, how saves end, and what stays: the checkpointer as the loop sees it.
 
-due -> save (one copy, training goes on) -> ... -> heed: published, or failed with a warning -> retain
+due -> save (one copy, training goes on) -> ... -> check: published, or failed with a warning -> retain
 """
 
 import platform
@@ -26,15 +26,14 @@ from glm_accelerate.runtime import env
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.host import host_memory
 from glm_accelerate.runtime.words import amount
-from glm_accelerate.training.branch import Branch
-from glm_accelerate.training.life import Life
+from glm_accelerate.training.life import Branch, Life
 from glm_accelerate.training.settle import Settled
 from glm_accelerate.training.state import Pieces, Progress, resume_tensors
 
 MOMENT = 30.0  # seconds that an error waits for what is being written
 AFTER_A_RANK = 3.0  # ... if it is that another rank ended: the part that it did not write will not come
-WEIGHED = 256e6  # bytes of a checkpoint from which on it is asked whether compressing it saves time
-SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to know
+WEIGHED = 256e6  # bytes of a checkpoint from which on compressing may save time
+SAMPLE = 16 * 2**20  # bytes of the weights that are compressed to find out
 
 
 @dataclass(slots=True)
@@ -56,14 +55,14 @@ class Saver:
     packing: bool = False  # the first rank's: files are to be compressed from the next save on
     _began: float = field(default_factory=time.perf_counter)
     _last: float = field(default_factory=time.perf_counter)  # when the last save began
-    _landed: SaveOutcome | None = None  # the last one that was published
+    _published: SaveOutcome | None = None  # the last one that was published
     _ready: bool = False
     _bytes: int = 0
     _failed: dict[int, str] = field(default_factory=dict[int, str])
-    _there: tuple[int, int] | None = field(init=False)
+    _directory: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._there = _place(self.life.run)
+        self._directory = _identity(self.life.run)
 
     def due(self, step_seconds: float) -> bool:
         """Whether a checkpoint should follow the step that took so long. The first rank decides."""
@@ -71,14 +70,14 @@ class Saver:
             return False
         if self.section.keep_best > 0 and self.best() == self.progress.position:
             return True  # the evaluation after this very step found it better than all before
-        now, landed = time.perf_counter(), self._landed
+        now, last = time.perf_counter(), self._published
         measured = Measured(
             step=self.progress.position,
             since_save=now - self._last,
             step_seconds=step_seconds,
             state_bytes=self._bytes,
-            blocked_seconds=landed.blocked_seconds if landed else None,
-            write_seconds=landed.total_seconds if landed else None,
+            blocked_seconds=last.blocked_seconds if last else None,
+            write_seconds=last.total_seconds if last else None,
             failures=self.past.failures,
             wall_seconds=self.past.seconds + now - self._began,
         )
@@ -87,7 +86,7 @@ class Saver:
     def save(self, *, final: bool = False) -> None:
         """Take the state as it is. Nothing is queued: while one is still being written, this one is left out.
 
-        `final`: nothing is to be overlapped any more, so it waits for the one before and for this one.
+        `final`: training has ended, so it waits for the one before and for this one.
         """
         step = self.progress.position
         while final and self.checkpointer.busy():
@@ -97,8 +96,8 @@ class Saver:
             self.checkpointer.codec = "zstd"
         if busy:
             self.skipped += 1
-            said = f"no checkpoint at step {step}: the one before is still being written"
-            self.life.events.emit("warning", {"said": f"{said} ({self.skipped} left out so far)"})
+            what = f"no checkpoint at step {step}: the one before is still being written"
+            self.life.warn(f"{what} ({self.skipped} left out so far)")
             return
         self.branch.give_up()
         self._last = time.perf_counter()
@@ -109,16 +108,16 @@ class Saver:
         save = Save(step, self.life.attempt, self.pieces(), state, self.fingerprints, facts)
         self.checkpointer.save(save, wait=final)
 
-    def heed(self) -> None:
-        """Between two steps: hear how saves ended. After the first, when there are moments, get ready."""
-        if self.life.ranks.first and _place(self.life.run) != self._there:
+    def check(self) -> None:
+        """Between two steps: report how saves ended. After the first, when there are moments, get ready."""
+        if self.life.ranks.first and _identity(self.life.run) != self._directory:
             raise UserError(
                 "this run's directory was moved or replaced while it trained",
                 where=self.life.run,
                 cure="move it back and run the same command again: it goes on from its last checkpoint",
             )
         for outcome in self.checkpointer.outcomes():
-            self._tell(outcome)
+            self._report(outcome)
         if not self._ready:
             self._ready = True
             self._make_ready()
@@ -126,12 +125,12 @@ class Saver:
     def abandon(self, *, rank_ended: bool) -> None:
         """The run ends by an error: what is being written gets a moment, and nothing hides the error."""
         for outcome in self.checkpointer.close(AFTER_A_RANK if rank_ended else MOMENT):
-            self._tell(outcome)
+            self._report(outcome)
 
     def finish(self) -> None:
         """The end of the run: everything is on disk when this returns, or it raises."""
         for outcome in self.checkpointer.close():
-            self._tell(outcome)
+            self._report(outcome)
         position = self.progress.position
         if position in self._failed:
             raise UserError(
@@ -156,13 +155,12 @@ class Saver:
         ]
         if sum(here) * 2 > free:
             copies = "a copy takes" if len(here) == 1 else f"the copies of {len(here)} ranks take"
-            said = f"checkpoints stop training while they are written: {copies} {amount(sum(here))}"
-            self.life.events.emit("warning", {"said": f"{said}, {amount(free)} are free"})
+            what = f"checkpoints stop training while they are written: {copies} {amount(sum(here))}"
+            self.life.warn(f"{what}, {amount(free)} are free")
             return
         refused = self.checkpointer.stage(pieces)
         if refused is not None:
-            said = f"the memory for checkpoints cannot be locked ({refused}): the copy takes longer"
-            self.life.events.emit("warning", {"said": said})
+            self.life.warn(f"the memory for checkpoints cannot be locked ({refused}): the copy takes longer")
 
     def _weigh_codec(self, outcome: SaveOutcome) -> None:
         """Whether compressing saves time here, from what the first checkpoint took and a sample."""
@@ -174,13 +172,13 @@ class Saver:
         self.packing = choice.codec == "zstd"
         self.life.events.emit("decision", {"said": f"checkpoint.codec: {choice.codec} ({choice.reason})"})
 
-    def _tell(self, outcome: SaveOutcome) -> None:
+    def _report(self, outcome: SaveOutcome) -> None:
         if outcome.error is not None:
             self._failed[outcome.step] = outcome.error
-            said = f"the checkpoint of step {outcome.step} was NOT written: {outcome.error}; training goes on"
-            self.life.events.emit("warning", {"said": said})
+            what = f"the checkpoint of step {outcome.step} was NOT written: {outcome.error}"
+            self.life.warn(f"{what}; training goes on")
             return
-        first, self._landed = self._landed is None, outcome
+        first, self._published = self._published is None, outcome
         if not self.life.ranks.first or outcome.path is None:
             return
         if first and self.section.codec == "auto" and outcome.bytes >= WEIGHED:
@@ -206,13 +204,11 @@ class Saver:
         )
         retained = delete(self.life.run, choose_stale(entries, self.section, time.time()))
         for step, reason in retained.failed.items():
-            self.life.events.emit(
-                "warning", {"said": f"the checkpoint of step {step} could not be deleted: {reason}"}
-            )
+            self.life.warn(f"the checkpoint of step {step} could not be deleted: {reason}")
 
 
-def _place(directory: Path) -> tuple[int, int] | None:
-    """Which directory it is; it stays the same one as long as a file in it is open, as the log is."""
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is: the same one as long as a file in it is open, as the log is."""
     try:
         found = directory.stat()
     except FileNotFoundError:

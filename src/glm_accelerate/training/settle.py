@@ -11,6 +11,7 @@ from typing import Any
 from glm_accelerate.assemble.recipe import ModelFiles
 from glm_accelerate.checkpoint.codec import require_zstandard
 from glm_accelerate.checkpoint.find import candidates, published, resolve_path
+from glm_accelerate.checkpoint.made_with import fingerprints
 from glm_accelerate.checkpoint.origin import INIT_FROM, adopt, begun_on, config_of
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import absolute, load_config, override, to_yaml
@@ -37,7 +38,6 @@ from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
 from glm_accelerate.training.directory import StartChoice, check_config, choose_start, give_up_after
-from glm_accelerate.training.fingerprints import fingerprints
 from glm_accelerate.training.mismatch import check
 
 RUN_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -67,18 +67,18 @@ class Settled:
     inputs: Inputs
     plan: RunPlan
     prints: dict[str, str]
-    mended: list[str]  # prepared data that were damaged
+    mended: list[str]  # warnings about prepared data that were damaged
     begun_on: Path | None  # whose weights the run begins on, if not on model_dir
 
     @property
     def files(self) -> ModelFiles:
-        """What the model is made of."""
+        """The files of the model."""
         paths, begin = self.choice.paths, self.start.init_from
         adapter = begin if not paths and begin is not None and is_adapter(begin) else None
         return ModelFiles(self.model_dir, self.begun_on, adapter)
 
     def steps(self, position: int, place: Place) -> Generator[Step, None, None]:
-        """The steps after that one: this rank's batches of them."""
+        """This rank's batches of the steps after `position`."""
         rank, ranks = place.samples
         return steps(
             self.inputs.train,
@@ -112,8 +112,8 @@ def settle(
         ranks.decide(lambda: weight_files(model_dir) and None)
     ranks.doing.phase = "preparing data"
     mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).damages)
-    place = launched()
-    first_here = place is not None and place.local == 0 and not ranks.first  # on a machine with its own cache
+    job = launched()
+    first_here = job is not None and job.local == 0 and not ranks.first  # on a machine with its own cache
     inputs = open_inputs(config.data, model_dir, check=first_here)
     if source is not None and not choice.paths:
         ranks.decide(lambda: _require_alike(source, model_dir, inputs))
@@ -154,20 +154,21 @@ def settle(
 
 
 def take_effect(settled: Settled, position: int) -> list[str]:
-    """All checks have passed: only now the run directory becomes what this start is. For the first rank.
+    """Write what this start is into the run directory, now that all checks have passed. For the first rank.
 
     `position`: the step that it goes on from. Returns warnings.
     """
     directory, source = settled.directory, settled.begun_on
+    resumes, moved = bool(settled.choice.paths), list[int]()
     try:
-        kept = source is not None and _keeps_its_base(settled.config)
-        base = adopt(source, directory) if source is not None and kept and not settled.choice.paths else None
-        moved = list[int]()
+        base = None
+        if source is not None and not resumes and _keeps_its_base(settled.config):
+            base = adopt(source, directory)
         if not settled.choice.explicit:  # else the first save does it: until then no directory is read
-            moved = give_up_after(directory, position if settled.choice.paths else -1)
+            moved = give_up_after(directory, position if resumes else -1)
         if base is not None:
             write_text(directory / INIT_FROM, f"{base}\n")
-        elif not settled.choice.paths:
+        elif not resumes:
             (directory / INIT_FROM).unlink(missing_ok=True)
         write_text(directory / "config.yaml", to_yaml(settled.config))
         write_text(directory / "plan.json", json.dumps(asdict(settled.plan), indent=2, ensure_ascii=False))
@@ -178,13 +179,13 @@ def take_effect(settled: Settled, position: int) -> list[str]:
 
 
 def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: int) -> RunConfig:
-    """Passes, divisions and operators decide in which order numbers are summed: where the config leaves them
-    open, a run goes on with those that it began with, whatever memory and speed the machine has today.
+    """The config with what it leaves open as the run began: passes, divisions and operators decide in which
+    order numbers are summed, whatever memory and speed the machine has today.
     """
     path = directory / "plan.json"
     if not choice.paths or choice.foreign or not path.is_file():
         return config
-    words = list[str]()
+    overrides = list[str]()
     try:
         then = json.loads(path.read_text(encoding="utf-8"))
         ranks_then, shards, where = then["ranks"], then["shards"], then.get("evaluate_where")
@@ -193,31 +194,31 @@ def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: i
         ranks_then = shards = where = compiled = None
     passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")
     if config.train.micro_tokens == "auto" and passes:
-        words.append(f"train.micro_tokens={passes.split()[0]}")
+        overrides.append(f"train.micro_tokens={passes.split()[0]}")
     if config.parallel.shard == "auto" and ranks_then == ranks:
-        words.append(f"parallel.shard={shards}")
+        overrides.append(f"parallel.shard={shards}")
     if config.evaluate.where == "auto" and where in ("beside", "inline"):
-        words.append(f"evaluate.where={where}")  # they ask for other numbers of samples
-    if config.precision.compile == "auto" and compiled is not None and _as_long(directory, config):
-        words.append(f"precision.compile={'on' if compiled else 'off'}")
-    return override(config, words)
-
-
-def _as_long(directory: Path, config: RunConfig) -> bool:
-    """Whether the run ends where it was to end: for a longer one compiling may pay after all."""
-    kept = directory / "config.yaml"
-    return kept.is_file() and load_config(kept).train == config.train
+        overrides.append(f"evaluate.where={where}")  # they ask for other numbers of samples
+    if config.precision.compile == "auto" and compiled is not None:
+        kept = directory / "config.yaml"
+        if (
+            kept.is_file() and load_config(kept).train == config.train
+        ):  # for a longer run it may pay after all
+            overrides.append(f"precision.compile={'on' if compiled else 'off'}")
+    return override(config, overrides)
 
 
 def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> RunPlan:
-    """What `_as_before` has put in was not said by the user."""
-    held = {
+    """The plan with true reasons for what `_as_before` added: the user did not ask for it."""
+    kept_as_begun = {
         "tokens in one pass": kept.train.micro_tokens != config.train.micro_tokens,
         "shards": kept.parallel.shard != config.parallel.shard,
         "where": kept.evaluate.where != config.evaluate.where,
         "compile": kept.precision.compile != config.precision.compile,
     }
-    reasons = (replace(one, why="as the run began") if held.get(one.name) else one for one in plan.reasons)
+    reasons = (
+        replace(one, why="as the run began") if kept_as_begun.get(one.name) else one for one in plan.reasons
+    )
     return replace(plan, reasons=tuple(reasons))
 
 
@@ -238,31 +239,30 @@ def _begin(
             "source": None if source is None else str(source),
         }
 
-    said = ranks.decide(find)
-    choice = said["choice"]
-    paths, warnings = tuple(map(Path, choice["paths"])), tuple(choice["warnings"])
-    found = StartChoice(paths, warnings, choice["explicit"], choice["foreign"])
-    return found, said["attempt"], said["run_id"], Path(said["source"]) if said["source"] else None
+    found = ranks.decide(find)
+    paths, warnings = tuple(map(Path, found["choice"].pop("paths"))), tuple(found["choice"].pop("warnings"))
+    choice = StartChoice(paths, warnings, **found["choice"])
+    return choice, found["attempt"], found["run_id"], Path(found["source"]) if found["source"] else None
 
 
 def _begun_by_this_job(directory: Path) -> bool:
-    """Whether the newest checkpoint is from an earlier attempt of the job that we are in: a launcher starts
-    the same words again after a crash, and what they said of the beginning has been done.
+    """Whether the newest checkpoint is from an earlier attempt of the job that we are in: a launcher repeats
+    the same command after a crash, and what it asks for at the beginning has been done.
     """
-    said = launched()
-    if said is None or said.job in ("", "none"):  # as torchrun calls every job that was given no name
-        return said is not None and said.restart > 0
+    job = launched()
+    if job is None or job.job in ("", "none"):  # as torchrun calls every job that was given no name
+        return job is not None and job.restart > 0
     newest = next(iter(candidates(directory).paths), None)
-    return newest is not None and Reader(newest).manifest.facts.get("job") == said.job
+    return newest is not None and Reader(newest).manifest.facts.get("job") == job.job
 
 
 def _run_id(directory: Path) -> str:
     """Whose checkpoints these are: only a run's own are ever deleted. A new one if it is gone or damaged."""
     try:
-        said = (directory / "run_id").read_text(encoding="ascii").strip()
+        run_id = (directory / "run_id").read_text(encoding="ascii").strip()
     except (FileNotFoundError, UnicodeDecodeError):
-        said = ""
-    return said if RUN_ID.fullmatch(said) else secrets.token_hex(16)
+        run_id = ""
+    return run_id if RUN_ID.fullmatch(run_id) else secrets.token_hex(16)
 
 
 def _source(config: RunConfig, init_from: Path | None) -> Path | None:
@@ -292,8 +292,8 @@ def _require_alike(source: Path, model_dir: Path, inputs: Inputs) -> None:
     if has_words and load_tokenizer(theirs, inputs.template.name).fingerprint != inputs.tokenizer.fingerprint:
         odd.append("another tokenizer")
     if odd:
-        said = f"{named} is another model than model.path: {', '.join(odd)}"
-        raise UserError(said, where=source, cure=f"model.path={theirs}")
+        what = f"{named} is another model than model.path: {', '.join(odd)}"
+        raise UserError(what, where=source, cure=f"model.path={theirs}")
 
 
 def _keeps_its_base(config: RunConfig) -> bool:

@@ -1,4 +1,4 @@
-"""All of a run's resume state: what training moves (tensors), and where it stands (`Progress`). Nothing else.
+"""All of a run's resume state: the tensors that training changes, and how far it is (`Progress`).
 
 The order of samples and the randomness of step k follow from the seed, k and the share of the samples that a
 rank takes; so no generator, no permutation and no packing is stored, and any number of ranks can go on.
@@ -35,7 +35,7 @@ class Wide:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands. The one mutable object of the training loop."""
+    """How far a run is. The one mutable object of the training loop."""
 
     position: int = 0  # steps whose samples are consumed
     applied: int = 0  # steps that moved the weights: what the schedule counts
@@ -67,7 +67,7 @@ class Progress:
 
     @property
     def loss_scale(self) -> float:
-        """By what the loss is multiplied: in float16 its gradients would vanish otherwise."""
+        """The factor of the loss: in float16 its gradients would vanish otherwise."""
         return 1.0 if self.scale is None else self.scale.value
 
     def to_json(self) -> dict[str, Any]:
@@ -75,26 +75,23 @@ class Progress:
         return asdict(self) | {"judging": self.judging.to_json()}
 
     @staticmethod
-    def from_json(said: dict[str, Any]) -> "Progress":
-        """What `to_json` gave."""
-        losses = {int(step): loss for step, loss in said["losses"].items()}
-        level = Level(**said.get("level", {}))  # not in the first checkpoints
-        scale, wide = said.get("scale"), said.get("wide")
-        rest = {key: int(value) for key, value in said.items() if isinstance(value, int)}
+    def from_json(fields: dict[str, Any]) -> "Progress":
+        """What `to_json` gave. The first checkpoints have no level and no history of evaluations."""
+        losses = {int(step): loss for step, loss in fields["losses"].items()}
+        scale, wide, judging = fields.get("scale"), fields.get("wide"), fields.get("judging")
+        counts = {key: int(value) for key, value in fields.items() if isinstance(value, int)}
         return Progress(
-            **rest,
+            **counts,
             losses=losses,
-            judging=EvaluationHistory.from_json(said["judging"])
-            if "judging" in said
-            else EvaluationHistory(),
-            level=level,
+            judging=EvaluationHistory() if judging is None else EvaluationHistory.from_json(judging),
+            level=Level(**fields.get("level", {})),
             scale=None if scale is None else Scale(**scale),
             wide=None if wide is None else Wide(wide["step"], tuple(wide["layers"])),
         )
 
 
 def resume_tensors(mover: Mover) -> Pieces:
-    """The parts of weights and moments for which this rank answers."""
+    """The parts of weights and moments that this rank saves."""
     table = mover.table
     assert table.weights, "a mover without a table of what it moves"
 
@@ -108,7 +105,7 @@ def resume_tensors(mover: Mover) -> Pieces:
 def restore(
     source: TensorSource, model: nn.Module, mover: Mover, where: object, *, begun: bool = True
 ) -> None:
-    """Put weights and moments back, whatever number of ranks they came from.
+    """Load weights and moments, whatever number of ranks they came from.
 
     `begun`: some step was applied. Before that, while a loss scale comes down, there are no moments.
     """

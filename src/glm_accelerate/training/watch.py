@@ -17,13 +17,13 @@ from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.host import give_back_memory, resident
 from glm_accelerate.runtime.words import read_amount
 
-BESIDE = 0.5  # on a CPU all of a process is seen, libraries among it, of which much was assumed
+BESIDE = 0.5  # on a CPU the whole process counts, with its libraries, of which much was assumed
 HEAP = 0.1  # ... or measured: what the heap cannot use differs from run to run
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """`lengths`: of all samples, in tokens. `held`: bytes that are none of the run's."""
+    """Watches steps. `lengths`: of all samples, in tokens. `held`: bytes that are none of the run's."""
 
     monitor: Monitor
     lengths: Int32s
@@ -31,7 +31,7 @@ class Watch:
     held: int
 
     def drift(self, step: Step) -> str | None:
-        """After a step: the warning, once."""
+        """A warning after a step, once a run."""
         return self.monitor.drift(step.number, self._in_use())
 
     @contextmanager
@@ -54,8 +54,8 @@ class Watch:
 
 
 def held_already(device: torch.device) -> int:
-    """Before a run begins, as in a notebook: what this process holds beyond what every one does. A rank has
-    begun for this run alone.
+    """What this process holds before a run begins, as in a notebook, beyond what every one does. A rank was
+    started for this run alone.
     """
     if launched() is not None:
         return 0
@@ -65,14 +65,14 @@ def held_already(device: torch.device) -> int:
 
 
 def keep_to_limit(limit: str, device: torch.device) -> None:
-    """`memory.limit` counts what a driver takes of itself; the rest is for tensors."""
+    """Hold tensors to `memory.limit`, which also counts what a driver takes."""
     most, record = read_amount(limit), device_of(device)
     if most is not None:  # not "auto"
         record.cap_memory(most - record.context_bytes)
 
 
 def watch_over(plan: RunPlan, lengths: Int32s, device: torch.device, held: int) -> Watch:
-    """With the cure that the ladder has for this run. `held`: from `held_already`."""
+    """The watch over a run, with the plan's cure. `held`: from `held_already`."""
     assert plan.memory is not None
     cure = f"{plan.sparing} --accept config"
     assumed = any(item.what == "process" and item.why.startswith(ASSUMED) for item in plan.memory.items)

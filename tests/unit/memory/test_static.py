@@ -21,8 +21,7 @@ from glm_accelerate.models.weights import load_model
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.mover import mover_of
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.training.passes import WholeModel
-from glm_accelerate.training.step import train_step
+from glm_accelerate.training.step import WholeModel, train_step
 
 CPU = torch.device("cpu")
 

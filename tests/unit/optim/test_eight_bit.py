@@ -21,7 +21,7 @@ from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.mover import FusedMover, mover_of
 from glm_accelerate.optim.state import put_together, take_apart
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.training.passes import WholeModel
+from glm_accelerate.training.step import WholeModel
 
 CPU = torch.device("cpu")
 

@@ -17,9 +17,8 @@ from glm_accelerate.data.types import Step
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training import loop
-from glm_accelerate.training.passes import WholeModel
 from glm_accelerate.training.run import train
-from glm_accelerate.training.step import StepOutcome
+from glm_accelerate.training.step import StepOutcome, WholeModel
 
 Said = dict[str, Any]
 LAST = 14

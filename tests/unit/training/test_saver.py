@@ -52,7 +52,7 @@ def warnings_of(
         facts={},
     )
     meanwhile()
-    made.heed()
+    made.check()
     checkpointer.close(0)
     return heard
 

@@ -23,10 +23,9 @@ from glm_accelerate.optim.precision import Scale
 from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training import loop
-from glm_accelerate.training.passes import WholeModel
 from glm_accelerate.training.run import train
 from glm_accelerate.training.state import Progress
-from glm_accelerate.training.step import StepOutcome
+from glm_accelerate.training.step import StepOutcome, WholeModel
 
 Said = dict[str, Any]
 Item = tuple[str, ...]  # of an item: weights, a moment's name, or keys into state.json
