@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     sampling = Sampling(args.temperature, args.top_p, args.seed)  # its mistakes before the model is read
     weights = chosen(args.path)
-    if weights.said:
-        say(new_console(stderr=True), weights.said, style="dim")
+    if weights.message:
+        say(new_console(stderr=True), weights.message, style="dim")
     base = options.base_from(args)
     opened = open_model(weights.path, base=base, device=take_device(None), merged=True)
     chat = Chat(

@@ -117,18 +117,18 @@ def verify(run: Path, which: Sequence[str], console: "Console") -> int:
         raise UserError("; ".join(["no checkpoint here", *candidates(run).reasons]), where=run)
     code = WHOLE
     for path in paths:
-        found = audit(path)
-        code = DAMAGED if found.damaged else code
-        say(console, ("damaged", "bold red") if found.damaged else ("whole", "green"), f"  {path}")
-        for damage in found.damaged:
+        result = audit(path)
+        code = DAMAGED if result.damaged else code
+        say(console, ("damaged", "bold red") if result.damaged else ("whole", "green"), f"  {path}")
+        for damage in result.damaged:
             say(console, f"  {damage}", style="red")
-        if found.strange:
-            say(console, f"  does not belong to it: {', '.join(found.strange)}", style="yellow")
+        if result.strange:
+            say(console, f"  does not belong to it: {', '.join(result.strange)}", style="yellow")
     return code
 
 
 def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> int:
-    """What differs between two; nothing is printed of what does not."""
+    """What differs between two, and nothing else."""
     from rich.text import Text
 
     from glm_accelerate.checkpoint.audit import compare
@@ -136,17 +136,17 @@ def diff(run: Path, which: Sequence[str], as_json: bool, console: "Console") -> 
 
     if len(which) != 2:
         raise UserError("diff compares two checkpoints", cure="checkpoints RUN diff 100 200")
-    found = list(compare(*(_named(run, word) for word in which)))
+    differences = list(compare(*(_named(run, word) for word in which)))
     if as_json:
-        console.file.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
+        console.file.write(json.dumps([asdict(one) for one in differences], indent=2) + "\n")
         return WHOLE
     table = new_table("what", "name", *which, "max |difference|")
-    for one in found[:DIFFERENCES_SHOWN]:
+    for one in differences[:DIFFERENCES_SHOWN]:
         most = "" if one.most is None else f"{one.most:.3g}"
         table.add_row(*map(Text, (one.kind, one.name, one.first, one.second, most)))
-    console.print(table if found else "no difference")
-    if len(found) > DIFFERENCES_SHOWN:
-        console.print(f"and {len(found) - DIFFERENCES_SHOWN:,} more: --json lists all")
+    console.print(table if differences else "no difference")
+    if len(differences) > DIFFERENCES_SHOWN:
+        console.print(f"and {len(differences) - DIFFERENCES_SHOWN:,} more: --json lists all")
     return WHOLE
 
 

@@ -18,7 +18,7 @@ class Chosen:
 
     path: Path
     why: str | None = None  # the best, or the newest
-    said: str | None = None
+    message: str | None = None
     passed_over: tuple[str, ...] = ()  # newer ones that are damaged or not finite
 
 

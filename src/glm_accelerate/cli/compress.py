@@ -41,17 +41,17 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.runtime.env import expanded
     from glm_accelerate.runtime.screen import new_console, say
 
-    made = export(
+    result = export(
         chosen(args.path).path,
         expanded(args.out),
         merge_adapter=True,
         layout="structured",
         change=partial(compress, share_qk=args.share_qk, keep_energy=args.keep_energy),
     )
-    _, sizes, _ = read_config(made.path)
+    _, sizes, _ = read_config(result.path)
     weights = f"{shapes_of(sizes).parameters / 1e6:,.4g} M weights"
     say(
         new_console(),
-        f"{weights} in {made.path}: {structure_in_words(sizes) or 'no matrix gets smaller by it'}",
+        f"{weights} in {result.path}: {structure_in_words(sizes) or 'no matrix gets smaller by it'}",
     )
     return 0

@@ -18,8 +18,8 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.runtime.words import amount
 
     with watching() as watch:
-        made = convert(
+        result = convert(
             expanded(args.source), expanded(args.out), lambda done, total: watch("weights", done, total)
         )
-    say(new_console(), f"{made.tensors:,} tensors in {made.path}, {amount(made.bytes)}")
+    say(new_console(), f"{result.tensors:,} tensors in {result.path}, {amount(result.bytes)}")
     return 0

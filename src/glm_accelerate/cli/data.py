@@ -85,14 +85,14 @@ def find_line(store: "Store", wanted: str) -> int:
     if not parts:
         files = ", ".join(part.path.name for part in store.parts)
         raise UserError(f"`{name}` is not a training file", where="--line", cure=f"one of {files}")
-    found = (parts[0].places == int(number)).nonzero()[0]
-    if not len(found):
+    samples = (parts[0].places == int(number)).nonzero()[0]
+    if not len(samples):
         place = f"{parts[0].path}:{number}"
         raise UserError(
             "no sample came from this line", where=place, cure="what is left out is listed without --line"
         )
     before = store.parts.index(parts[0])
-    return store.spans[before].start + int(found[0])
+    return store.spans[before].start + int(samples[0])
 
 
 def show_counts(console: "Console", name: str, store: "Store") -> None:

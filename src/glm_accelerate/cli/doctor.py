@@ -56,11 +56,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: whether it is good, what it is about, what was found, and the command that mends it."""
+    """One line: whether it is good, what it is about, the facts, and the command that mends it."""
 
     state: Literal["good", "note", "bad"]
     name: str
-    found: str
+    text: str
     cure: str = ""
 
 
@@ -107,8 +107,8 @@ def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
     elif hardware.device == "cpu":
         yield Finding("note", "bfloat16", "emulated: correct, but slow", "precision.compute=float32")
     else:
-        found = "not in hardware: float16 takes its place"
-        yield Finding("note", "bfloat16", found, "a GPU from Ampere on has it")
+        text = "not in hardware: float16 takes its place"
+        yield Finding("note", "bfloat16", text, "a GPU from Ampere on has it")
     yield cpp()
     for requirement in requires("glm-accelerate") or ():
         if (named := EXTRA.fullmatch(requirement)) and named[3] in EXTRAS:
@@ -156,8 +156,8 @@ def driver(hardware: "Hardware") -> Finding:
     oldest = OLDEST_DRIVER.get(int(built.split(".")[0]))
     if has is not None and oldest is not None and tuple(map(int, has.split(".")[:2])) < oldest:
         cure = f"update the driver to {oldest[0]}.{oldest[1]} or later, or install torch for an older CUDA"
-        found = f"driver {has} is too old for CUDA {built}, which torch is built for"
-        return Finding("bad", "CUDA", found, cure)
+        text = f"driver {has} is too old for CUDA {built}, which torch is built for"
+        return Finding("bad", "CUDA", text, cure)
     if hardware.device == "cpu":
         hidden = visible_devices()
         cure = f"CUDA_VISIBLE_DEVICES is `{hidden}`" if hidden is not None else "look at nvidia-smi"
@@ -167,31 +167,31 @@ def driver(hardware: "Hardware") -> Finding:
 
 def memory(hardware: "Hardware", holders: list[str]) -> Finding:
     """What is free on the device, and who holds the rest."""
-    found = f"{hardware.free_bytes / GIB:.1f} of {hardware.memory_bytes / GIB:.1f} GiB free"
+    text = f"{hardware.free_bytes / GIB:.1f} of {hardware.memory_bytes / GIB:.1f} GiB free"
     if hardware.device == "cpu":
-        return Finding("good", "memory", found)
+        return Finding("good", "memory", text)
     held = f"; held by {', '.join(holders)}" if holders else ""
     if hardware.free_bytes < LITTLE_MEMORY * hardware.memory_bytes:
-        return Finding("note", "memory", found + held, "end them, or choose a device: CUDA_VISIBLE_DEVICES=N")
-    return Finding("good", "memory", found + held)
+        return Finding("note", "memory", text + held, "end them, or choose a device: CUDA_VISIBLE_DEVICES=N")
+    return Finding("good", "memory", text + held)
 
 
 def cpp() -> Finding:
     """torch.compile on a CPU needs a C++ compiler; nothing else does."""
     names = [name for name in (compiler(), "c++", "g++", "clang++") if name]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
+    path = next((path for name in names if (path := shutil.which(name))), None)
+    if path is None:
         return Finding("note", "C++ compiler", "none: nothing is compiled", "apt-get install g++")
-    return Finding("good", "C++ compiler", found)
+    return Finding("good", "C++ compiler", path)
 
 
 def _holders() -> list[str]:
-    """Who else is on the GPUs, as nvidia-smi tells where there is one."""
+    """The processes on the GPUs by nvidia-smi, if it is installed."""
     from glm_accelerate.runtime.devices.nvidia import HOLDERS, NoAnswer, driver_table
 
     try:
         rows = driver_table(HOLDERS, PATIENCE)
-    except NoAnswer as error:  # as of a GPU that hangs, when a doctor is asked for most
+    except NoAnswer as error:  # as with a GPU that hangs, when a doctor is needed most
         return [f"unknown: {error}"]
     return [f"{row[2]} (process {row[1]}, {row[3]} MiB)" for row in rows if len(row) == 4]
 
@@ -228,6 +228,6 @@ def _show(findings: list[Finding], console: "Console") -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark, style = marks[finding.state]
-        say(console, (f"{mark:4}", style), f" {finding.name:{width}} {finding.found}")
+        say(console, (f"{mark:4}", style), f" {finding.name:{width}} {finding.text}")
         if finding.cure:
             console.print(Text(f"{'':{width + 6}}{finding.cure}", "cyan"), soft_wrap=True)

@@ -124,8 +124,8 @@ def measure(args: argparse.Namespace) -> int:
     if not args.data:
         _require_run(args)
     console = Console(soft_wrap=True)
-    if weights.said and not args.json:
-        console.print(Text(weights.said))
+    if weights.message and not args.json:
+        console.print(Text(weights.message))
     findings = _measured(args, weights.path, run)
     if args.json:
         sys.stdout.write(f"{as_json(findings, args.path)}\n")

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.runtime.screen import new_console, say
 
     weights = chosen(args.path)
-    made = export(
+    result = export(
         weights.path,
         Path(args.out),
         merge_adapter=args.merge,
@@ -46,17 +46,17 @@ def run(args: argparse.Namespace) -> int:
         dtype=getattr(torch, args.dtype) if args.dtype else None,
         base=options.base_from(args),
     )
-    size = sum(path.stat().st_size for path in made.path.iterdir())
+    size = sum(path.stat().st_size for path in result.path.iterdir())
     why = f" ({weights.why})" if weights.why else ""
-    step = "" if made.step is None else f" of step {made.step:,}{why}"
+    step = "" if result.step is None else f" of step {result.step:,}{why}"
     console = new_console()
-    say(console, (made.kind, "bold"), f"{step} in {made.path}, {amount(size)}")
+    say(console, (result.kind, "bold"), f"{step} in {result.path}, {amount(size)}")
     for one in weights.passed_over:
         say(console, one, style="yellow")
-    if made.kind == "adapter":
+    if result.kind == "adapter":
         say(console, "It needs its base model beside it; --merge writes one model of both.", style="dim")
-    if made.missing:
-        missing = ", ".join(made.missing)
+    if result.missing:
+        missing = ", ".join(result.missing)
         line = f"Its configs name {missing}, which the base model's directory lacks: copy it in."
         say(console, line, style="yellow")
     return 0

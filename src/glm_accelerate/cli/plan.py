@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     taken = duration(weighed, args.tokens_per_second)
     advice, code = (None, ExitCode.DONE) if weighed.memory.fits else (advise(weighed), ExitCode.USERS_INPUT)
     if args.json:
-        said = asdict(plan) | {"time": asdict(taken), "advice": advice and asdict(advice)}
-        sys.stdout.write(json.dumps(said, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        fields = asdict(plan) | {"time": asdict(taken), "advice": advice and asdict(advice)}
+        sys.stdout.write(json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         return code
     console = Console()
     report.show_plan(plan.reasons, console)
@@ -82,12 +82,12 @@ def _hardware(args: argparse.Namespace) -> "Hardware":
 
 
 def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:
-    """What was typed, for all that the plan depends on, without what the changes replace."""
+    """The typed command as far as the plan depends on it, without what the changes replace."""
     replaced = {word.partition("=")[0] for change in changes for word in change.split()}
     stock = ["--stock-config", *args.stock_config] if args.stock_config else []
-    said = [
+    config = [
         word for word in (args.config, *args.overrides) if word and word.partition("=")[0] not in replaced
     ]
     device = ["--gpu", args.gpu] if args.gpu != "this" else []
     devices = ["--gpus", str(args.gpus)] if args.gpus > 1 and "--gpus" not in replaced else []
-    return ["plan", *stock, *said, *device, *devices]
+    return ["plan", *stock, *config, *device, *devices]

@@ -1,7 +1,7 @@
-"""What a user may say, and every default: one frozen model a section, one docstring a field.
+"""The keys of a config and every default: one frozen model a section, one docstring a field.
 
-Nothing below the command line reads a file or an environment variable to learn a setting; each part
-receives its own section or plain arguments. Values that follow from these are computed in `plan/resolve`.
+Nothing below the command line reads a file or an environment variable for a setting; each part receives its
+own section or plain arguments. Values that follow from these are computed in `plan/resolve`.
 """
 
 from difflib import get_close_matches
@@ -29,14 +29,14 @@ class ModelSection(Section):
     path: str
     """A directory in Hugging Face form, or a name on Hugging Face or ModelScope (`modelscope:NAME`)."""
     dtype: DtypeName = "bfloat16"
-    """How frozen weights are kept. Full fine-tuning trains float32 master weights whatever stands here."""
+    """How frozen weights are kept. Full fine-tuning trains float32 master weights in any case."""
 
 
 COMPRESSED = {"share_qk": 1, "keep_energy": 1.0}  # former keys and their defaults
 
 
 class AdaptSection(Section):
-    """What is trained of it."""
+    """Which of its weights train, and how."""
 
     method: Literal["lora", "full", "freeze", "prefix"] = "lora"
     """lora: small matrices beside linear layers; full: all; freeze: the last layers; prefix: P-tuning v2."""
@@ -152,7 +152,7 @@ class TrainSection(Section):
 
 
 class PrecisionSection(Section):
-    """In which numbers."""
+    """In which number formats it computes."""
 
     compute: Auto | Literal["float32", "bfloat16", "float16", "fp8"] = "auto"
     """Products and activations (sums, norms, loss: float32; fp8: only products); auto: bfloat16 if fast."""
@@ -165,7 +165,7 @@ class PrecisionSection(Section):
 
 
 class OptimSection(Section):
-    """How the weights move."""
+    """How the weights are updated."""
 
     name: Literal["adamw", "adamw8bit", "adafactor"] = "adamw"
     """adamw: two float32 moments a weight; adamw8bit: in 8 bits; adafactor: rows and columns only."""
@@ -223,7 +223,7 @@ class CheckpointSection(Section):
     every: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Steps between checkpoints; auto: as often as pays. One is always written at the end."""
     wait: bool = False
-    """Training waits until each is written; else one copy of the state is made, and written meanwhile."""
+    """Training waits until each is written; else the state is copied once and written meanwhile."""
     between_failures: Auto | Annotated[float, Field(gt=0)] = "auto"
     """Seconds between failures of the machines; auto: learnt from the run itself."""
     overhead: float = Field(default=0.01, gt=0, lt=1)
@@ -233,13 +233,13 @@ class CheckpointSection(Section):
     keep_last: int = Field(default=3, ge=1)
     """How many of the newest stay."""
     keep_best: int = Field(default=1, ge=0)
-    """How many of those with the lowest held-out loss stay besides."""
+    """How many with the lowest held-out loss stay, too."""
     keep_every_steps: Annotated[int, Field(ge=1)] | None = None
-    """Of every so many steps one stays besides."""
+    """One of every so many steps stays, too."""
     keep_every_hours: Annotated[float, Field(gt=0)] | None = None
-    """Of every so many hours one stays besides."""
+    """One of every so many hours stays, too."""
     thin: bool = False
-    """Older ones stay besides, about one for each doubling of age."""
+    """Older ones stay, too, about one for each doubling of age."""
     codec: Auto | Literal["none", "zstd"] = "auto"
     """zstd: about a quarter smaller, slower to write on few cores; auto: files as any tool reads them."""
 
@@ -272,7 +272,7 @@ class EvaluateSection(Section):
     precision: Auto | Literal["float32", "bfloat16"] = "auto"
     """beside: what the evaluator computes in; auto: as training does."""
     keep: Literal["latest", "all"] = "latest"
-    """latest: an evaluation that still waits when the next one is asked for is left out, and that is told."""
+    """latest: an evaluation that still waits when the next is requested is skipped, and the log says so."""
     timeout: Auto | Annotated[float, Field(gt=0)] = "auto"
     """Seconds that one evaluation may take; auto: ten times the usual, at least ten minutes."""
     patience: float = Field(default=600.0, ge=0)
@@ -308,27 +308,27 @@ class ProveSection(Section):
 
 
 class ObserveSection(Section):
-    """Who looks on."""
+    """Where else events go."""
 
     sinks: list[Literal["tensorboard", "swanlab"]] = []
     """Where events go besides events.jsonl and the console."""
 
 
 class RunConfig(Section):
-    """One run, as the user said it. Never changed after parsing."""
+    """One run, as the user wrote it. Never changed after parsing."""
 
     model: ModelSection
     """Which model is trained."""
     adapt: AdaptSection = AdaptSection()
-    """What is trained of it."""
+    """Which of its weights train, and how."""
     data: DataSection
     """What it is trained on."""
     train: TrainSection = TrainSection()
     """For how long."""
     precision: PrecisionSection = PrecisionSection()
-    """In which numbers."""
+    """In which number formats it computes."""
     optim: OptimSection = OptimSection()
-    """How the weights move."""
+    """How the weights are updated."""
     memory: MemorySection = MemorySection()
     """How memory is saved."""
     parallel: ParallelSection = ParallelSection()
@@ -340,7 +340,7 @@ class RunConfig(Section):
     prove: ProveSection = ProveSection()
     """What is proven before the first step."""
     observe: ObserveSection = ObserveSection()
-    """Who looks on."""
+    """Where else events go."""
 
     @model_validator(mode="after")
     def _decides_on_something(self) -> Self:

@@ -17,13 +17,13 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.config.stock_keys import (
     ARGS,
     DATA,
+    DEFAULTS,
     NOTED,
     ONLY,
     OPTIMIZERS,
     PEFT,
     SAME,
     SCHEDULES,
-    UNSAID,
 )
 from glm_accelerate.config.strict_yaml import Document, KeyPath, read_document
 from glm_accelerate.runtime.errors import UserError
@@ -80,7 +80,7 @@ class _Reading:
         self.settings: dict[str, dict[str, Any]] = {}
         self.places: dict[KeyPath, str] = {}
         self.notes: list[Note] = []
-        for ours, value in UNSAID.items():
+        for ours, value in DEFAULTS.items():
             self.settle(ours, value)
 
     def take(self, key: str, default: Any = None) -> Any:

@@ -18,8 +18,8 @@ SAME = {
     f"{ANSWER}max_new_tokens": "evaluate.max_new_tokens",
 }
 
-# What the stock trainer does when its file says nothing.
-UNSAID = {
+# What the stock trainer does by default.
+DEFAULTS = {
     "optim.name": "adamw",
     "optim.learning_rate": 5e-5,
     "optim.weight_decay": 0.0,
@@ -51,7 +51,7 @@ STAGES = {0: "off", 1: "auto", 2: "auto", 3: "full"}
 
 MODEL = "follows from the model"
 
-# Why nothing has to be said here -> the keys of training_args for which that holds.
+# Why a key needs nothing here -> the keys of training_args for which that holds.
 SHARED_REASONS = {
     "batches are made ahead of time in every case; the result does not depend on it": (
         "dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor "
@@ -80,7 +80,7 @@ SHARED_REASONS = {
     ),
 }
 
-# Stock's key -> why nothing has to be said here.
+# Stock's key -> why it needs nothing here.
 NOTED = {f"{ARGS}{key}": reason for reason, keys in SHARED_REASONS.items() for key in keys.split()} | {
     "freezeV": "there is no vision tower in these models",
     f"{DATA}num_proc": "as many processes tokenize as there are cores; the result does not depend on it",

@@ -60,7 +60,7 @@ def _resolvers(known: Resolvers) -> Resolvers:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only: values are made below, by hand, so no constructor ever runs."""
+    """Composes nodes only: values are built below, by hand, so no constructor ever runs."""
 
     yaml_implicit_resolvers: Resolvers = _resolvers({})
 

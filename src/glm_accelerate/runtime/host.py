@@ -52,8 +52,8 @@ def host_memory(meminfo: Path = MEMINFO, groups: Iterable[Path] | None = None) -
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = total
     if meminfo.is_file():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-        free = int(found[1]) * 1024 if found else total
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+        free = int(match[1]) * 1024 if match else total
     for group in control_groups("memory") if groups is None else groups:
         for limit, used, idle in GROUP_FILES:
             most = _number(group / limit)
@@ -106,15 +106,15 @@ def reset_peak_resident() -> bool:
 
 def host_holders(processes: Path = PROCESSES) -> list[Holder]:
     """Every process, with its share of the host's memory."""
-    found: list[Holder] = []
+    holders: list[Holder] = []
     for folder in processes.glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
             lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
             fields = dict(line.split(":", 1) for line in lines if ":" in line)
             if "VmRSS" in fields:  # a thread of the kernel holds nothing
                 size = int(fields["VmRSS"].split()[0]) << 10
-                found.append(Holder(int(folder.name), fields["Name"].strip(), size))
-    return found
+                holders.append(Holder(int(folder.name), fields["Name"].strip(), size))
+    return holders
 
 
 def processor_flags() -> set[str]:
@@ -166,5 +166,5 @@ def _number(file: Path) -> int | None:
 
 def _idle(file: Path, name: str) -> int:
     """Bytes of files that a group has read and keeps in memory as long as there is room."""
-    found = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
+    return int(match[1]) if match else 0

@@ -32,7 +32,7 @@ CPU = Hardware("cpu", "Test CPU", 1, 8 << 30, 6 << 30, 4, 8 << 30, True, None, N
 def test_the_driver_is_held_against_the_build(machine: Hardware, state: str, words: str) -> None:
     finding = driver(machine)
     assert finding.state == state
-    assert words in finding.found
+    assert words in finding.text
     assert bool(finding.cure) == (state == "bad")
 
 
@@ -46,7 +46,7 @@ def test_who_holds_the_memory() -> None:
     assert memory(GPU, []).state == "good"
     finding = memory(replace(GPU, free_bytes=3 << 30), ["python (process 7, 20000 MiB)"])
     assert finding.state == "note"
-    assert finding.found == "3.0 of 24.0 GiB free; held by python (process 7, 20000 MiB)"
+    assert finding.text == "3.0 of 24.0 GiB free; held by python (process 7, 20000 MiB)"
     assert memory(replace(CPU, free_bytes=1), []).state == "good"
 
 
@@ -124,11 +124,11 @@ def test_versions_of_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     has = {"torchao": "0.9.1"}
     monkeypatch.setattr(doctor, "version", has.__getitem__)
     old = extra("torchao", "torchao", "0.18")
-    assert (old.state, old.found) == ("note", "0.9.1, and optim.name=adamw8bit needs 0.18")
+    assert (old.state, old.text) == ("note", "0.9.1, and optim.name=adamw8bit needs 0.18")
     has["torchao"] = "0.19.0.dev1+cpu"
     new = extra("torchao", "torchao", "0.18")
     assert (new.state, new.cure) == ("good", "")
-    assert f"tested with {doctor.TESTED['torchao']}" in new.found
+    assert f"tested with {doctor.TESTED['torchao']}" in new.text
 
 
 def test_what_is_said_to_be_tested_is_what_tests_run_with() -> None:

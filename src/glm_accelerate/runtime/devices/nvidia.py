@@ -95,8 +95,8 @@ def driver_version() -> str | None:
     """The kernel driver's version, if it is loaded, also where torch cannot use it."""
     if not DRIVER.is_file():
         return None
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER.read_text())
-    return found[1] if found else None
+    match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER.read_text())
+    return match[1] if match else None
 
 
 def driver_table(query: str, patience: float) -> list[list[str]]:
@@ -116,8 +116,8 @@ def driver_table(query: str, patience: float) -> list[list[str]]:
 
 def free_by_uuid(rows: list[list[str]], uuid: str) -> int | None:
     """Free bytes of one GPU by the rows of `FREE`; None if it is not among them."""
-    found = (int(row[1]) * MIB for row in rows if len(row) == 2 and row[1].isdigit() and _same(row[0], uuid))
-    return next(found, None)
+    free = (int(row[1]) * MIB for row in rows if len(row) == 2 and row[1].isdigit() and _same(row[0], uuid))
+    return next(free, None)
 
 
 def rows_about(rows: list[list[str]], uuid: str) -> list[Holder]:
