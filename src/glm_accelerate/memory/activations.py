@@ -99,7 +99,7 @@ def _project(ops: Operators, x: Value, layers: Sequence[Layer]) -> Value:
 
 
 def _loss(ops: Operators, hidden: Value) -> Value:
-    """Logits a chunk of rows at a time; what is kept are the gradients, made in the same pass."""
+    """Logits a chunk of rows at a time; what is kept are the gradients, from the same pass."""
     job, s, item = ops.job, ops.job.sizes, ops.item
     places = ops.kept(2 * INDEX * job.learnt)
     picked = ops.op([job.learnt * s.width * item], [hidden], keeps=[places])[0]
@@ -145,7 +145,7 @@ def _head_is_ready(ops: Operators) -> bool:
 
 
 def _logits(form: Form, item: int) -> tuple[int, int]:
-    """Bytes of a logit, and of its gradient: where the loss is made, and after it."""
+    """Bytes of a logit and its gradient together: where the loss is computed, and after it."""
     if form in ("triton", "native") or (form == "eager" and item == WIDE):
         return item, item  # one takes the place of the other
     return 2 * item + (WIDE if item < WIDE else 0), 2 * item

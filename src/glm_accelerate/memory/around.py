@@ -102,7 +102,7 @@ class OffloadedBytes:
         return sum(self.room.now.get(kind, 0) for kind in ("activations", "copies"))
 
     def _leave(self, blocks: int) -> None:
-        """Of what the first so many blocks keep, ROOM bytes are here."""
+        """Move out all but ROOM bytes of what the first so many blocks keep."""
         target = max(0, sum(self.kept[:blocks]) - ROOM)
         self.room.add("activations", self.away - target)
         self.away, self.most = target, max(self.most, target)

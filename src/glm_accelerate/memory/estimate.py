@@ -37,7 +37,7 @@ UNSEEN = 0.07  # ... of a heap's that is more than was measured with (-3 to 18 %
 
 
 def estimate(job: Job) -> Estimate:
-    """Of the rank that needs most."""
+    """What the rank that needs most takes."""
     room = SimulatedMemory()
     kept = [
         Held(room, "parameters", parameter_bytes(job)),

@@ -50,7 +50,7 @@ class _Weight:
 
 
 class FrozenWeights:
-    """Set up by being made, with the model wherever it was read; then move the rest: `model.to(device)`.
+    """Set up by its constructor, with the model wherever it was read; then move the rest: `model.to(device)`.
 
     What trains stays on the device, and so do weights of several blocks, or of less than `least` bytes.
     While it holds, nothing but a pass of the model may read the weights: their memory is empty.

@@ -67,22 +67,22 @@ class Estimate:
 
     @property
     def peak(self) -> int:
-        """Of one device."""
+        """Bytes of one device."""
         return self.total("device")
 
     @property
     def host(self) -> int:
-        """Of one rank, beside the device's; on a CPU the host's memory is the device's, and both count."""
+        """Bytes of the host that one rank takes besides; on a CPU both are the host's."""
         return self.total("host")
 
     @property
     def spared(self) -> int:
-        """Of the host's, what a save does without where memory is short (training/saver.py)."""
+        """Bytes of the host that a save does without where memory is short (training/saver.py)."""
         return sum(item.bytes for item in self.items if item.what in ("staging", "writer"))
 
     @property
     def allocated(self) -> int:
-        """Of it what torch's allocator counts: all that is not assumed."""
+        """Bytes of one device that torch's allocator counts: all that is not assumed."""
         device = (item for item in self.items if item.where == "device")
         return sum(item.bytes for item in device if not item.why.startswith(ASSUMED))
 

@@ -263,8 +263,8 @@ def _working(forward: Callable[[], Tensor], inputs: Sequence[Tensor]) -> int:
 
 
 class Alive(TorchDispatchMode):
-    """While it is entered, `now` and `most` count the bytes of tensors that operators made and that are not
-    yet freed, on any device. What an operator takes and gives back inside itself is not seen.
+    """While it is entered, `now` and `most` count the bytes of tensors that operators returned and that are
+    not yet freed, on any device. What an operator takes and gives back inside itself is not seen.
     """
 
     def __init__(self) -> None:
@@ -297,5 +297,5 @@ class Alive(TorchDispatchMode):
 
 
 def _storages(tree: object) -> list[torch.UntypedStorage]:
-    """Of every tensor within. As long as one lives it is the same object: its id names it."""
+    """The storages of every tensor within. While one lives it is the same object: its id names it."""
     return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

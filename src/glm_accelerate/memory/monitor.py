@@ -83,12 +83,12 @@ def others_on(device: torch.device) -> list[Holder]:
     """Who else holds memory of the device, the largest first: by its driver, on a CPU by /proc."""
     ours = os.getpgid(0)
     # A number that no process here has may be our own, as it is called outside of our container.
-    others = (one for one in device_of(device).holders() if _group(one.pid) not in (ours, None))
-    return sorted(others, key=lambda one: -one.bytes)
+    others = (holder for holder in device_of(device).holders() if _group(holder.pid) not in (ours, None))
+    return sorted(others, key=lambda holder: -holder.bytes)
 
 
 def _group(pid: int) -> int | None:
-    """Of processes: ranks, workers and the writer are in ours. None: there is no such process here."""
+    """Its process group: ranks, workers and the writer are in ours. None: no such process here."""
     try:
         return os.getpgid(pid)
     except OSError:

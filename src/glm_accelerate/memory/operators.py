@@ -250,7 +250,7 @@ class Operators:
     # Attention.
 
     def attention(self, q: Value, k: Value, v: Value, table: Held, prefix: Sequence[Value]) -> Value:
-        """Of documents in a row: by our C++, by a kernel for packed rows, or document by document."""
+        """Attention of documents in a row: by our C++, by a kernel for packed rows, or one by one."""
         s = self.job.sizes
         query = self.size(s.heads * s.head_width)
         if self.form == "native" and not prefix:

@@ -95,8 +95,8 @@ def choose(chain: Sequence[BlockCosts], budget: int, grain: int | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """Of the blocks from one on, with ascending bytes: each entry's option of that block, and which entry of
-    the next front is its rest.
+    """Ways to treat the blocks from one on, with ascending bytes: each one's option of that block, and which
+    entry of the next front is its rest.
     """
 
     peak: NDArray[np.int64]
@@ -106,7 +106,7 @@ class _Front:
 
 
 def _fronts(chain: Sequence[BlockCosts], grain: int) -> list[_Front]:
-    """Of every end of the chain, the whole chain first; the last is the empty one. Bytes are in grains."""
+    """The fronts of every end of the chain, the whole first, the empty one last. Bytes are in grains."""
 
     def grains(counts: Sequence[int]) -> NDArray[np.int64]:
         return np.array([-(-count // grain) for count in counts], np.int64)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.memory.job import Job
-from glm_accelerate.models.shapes import shapes_of
+from glm_accelerate.models.shapes import LinearShape, shapes_of
 
 SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 WIDE = 4  # bytes of a weight that trains, of its gradient where that is a sum, and of a moment
@@ -20,19 +20,12 @@ BUCKET = 32 * 2**20  # bytes of gradients that ranks sum at once (parallel/reduc
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """A linear layer. `blocks`: all that have it."""
+class Layer(LinearShape):
+    """A linear layer of a job. `blocks`: all that have it."""
 
     blocks: tuple[int, ...]
-    inputs: int
-    outputs: int
-    bias: bool
     trains: bool
     adapted: bool  # has a LoRA adapter
-
-    @property
-    def weights(self) -> int:
-        return self.inputs * self.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def parameter_bytes(job: Job) -> int:
 
 
 def away_bytes(job: Job) -> list[int]:
-    """Of each block's frozen weights that live on the host; two neighbours' are on the device at a time."""
+    """Bytes of each block's frozen weights that live on the host; two neighbours' are here at a time."""
     away = [0] * job.sizes.layers
     for weight in weights_of(job):
         size = weight.bytes(job.shards)
@@ -76,14 +69,12 @@ def away_bytes(job: Job) -> list[int]:
 
 def projections_of(job: Job, block: int) -> list[list[Layer]]:
     """A block's projections in the order in which they run, each of one layer or of two thin ones."""
-    found: list[list[Layer]] = []
+    projections: list[list[Layer]] = []
     for each in shapes_of(job.sizes).blocks[block]:
-        trains = block_trains(job, each.blocks[0])
         adapted = job.method == "lora" and (job.adapted is None or each.name in job.adapted)
-        found.append(
-            [Layer(each.blocks, one.inputs, one.outputs, one.bias, trains, adapted) for one in each.layers]
-        )
-    return found
+        rest = each.blocks, block_trains(job, each.blocks[0]), adapted
+        projections.append([Layer(one.inputs, one.outputs, one.bias, *rest) for one in each.layers])
+    return projections
 
 
 def block_trains(job: Job, block: int) -> bool:
@@ -97,7 +88,7 @@ def trained_size(job: Job) -> int:
 
 
 def frozen_dtype(job: Job) -> str:
-    """Of what is neither trained nor packed."""
+    """The dtype of weights that are neither trained nor packed."""
     return job.rest if job.base in PACKED else job.base
 
 
@@ -137,7 +128,7 @@ def _of_block(job: Job, block: int) -> Iterator[Weight]:
 
 
 def _packed(kind: str, layer: Layer, block: int, shared: bool) -> Iterator[Weight]:
-    """As `kernels/quantized.py` lays it out: codes, scales, and for nf4 a level for each block of a row."""
+    """The layout of `kernels/quantized.py`: codes, scales, and for nf4 a level for each block of a row."""
     if kind == "nf4":
         blocks = -(-layer.inputs // BLOCK)
         yield Weight("packed", block, layer.outputs, blocks * BLOCK // 2, 1, False, shared)
@@ -149,7 +140,7 @@ def _packed(kind: str, layer: Layer, block: int, shared: bool) -> Iterator[Weigh
 
 
 def state_bytes(job: Job) -> int:
-    """Of all weights that train: this rank's part."""
+    """What the optimizer keeps of all weights that train: this rank's part."""
     return sum(moments(job.optimizer, weight, job.shards) for weight in trained(job))
 
 
@@ -201,5 +192,5 @@ def copied(job: Job) -> bool:
 
 
 def copy_bytes(job: Job) -> int:
-    """Of those copies, in bfloat16; an embedding, and a head that is one, have none."""
+    """Those copies, in bfloat16; an embedding, and a head that is one, have none."""
     return 2 * sum(weight.part(1) for weight in trained(job) if weight.kind in MATRICES) * copied(job)

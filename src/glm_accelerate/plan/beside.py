@@ -56,7 +56,6 @@ class EvaluatorPlace:
 def between(
     config: RunConfig, sizes: Sizes, inputs: Inputs, load: Load, settled: SettledChoices, every: int
 ) -> Between:
-    """Of a run that has held-out data."""
     dev, section, kind = inputs.dev, config.evaluate, kind_of(config.adapt)
     assert dev is not None
     total, each = len(dev), float(dev.lengths.mean())
@@ -132,7 +131,7 @@ def _against_cores(
 
 
 def _seconds(hardware: Hardware, device: str, count: int, work: Between, tokens: float) -> float:
-    """Of so many tokens through the model, on so many cores or devices, as far as can be told."""
+    """The time of so many tokens through the model, on so many cores or devices, by what is known."""
     if device == "cpu":
         speed = core_speed(hardware, work.compute) if hardware.device == "cpu" else CORE_PLAIN
     else:

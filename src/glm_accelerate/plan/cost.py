@@ -1,7 +1,7 @@
 """How long a run takes: its operations over what the device does of them, and what has to travel.
 
-What the device does is assumed, unless somebody measured it with `bench step` and said so; how one setting
-compares with another is worth more than how long either takes.
+What the device does is assumed unless `bench step` measured it; how one setting compares with another is worth
+more than how long either takes.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one device."""
+    """What one device does in a second, and what it takes besides."""
 
     products: float  # a second, as trained; in blocks, where the head was measured by itself
     bandwidth: float
@@ -55,7 +55,7 @@ class Speed:
     head: float | None = None  # products a second of the head and its loss; None: as in blocks
 
     def shared(self, part: float) -> "Speed":
-        """Of a process that has so much of the time of its cores."""
+        """The speed of a process that has such a part of the time of its cores."""
         head = None if self.head is None else self.head * part
         return replace(
             self,
@@ -70,8 +70,8 @@ def speed_of(hardware: Hardware, compute: str) -> Speed | None:
     """What is assumed of a device; None where nothing is known of it."""
     if hardware.device == "cpu":
         each, threads = core_speed(hardware, compute), hardware.threads or hardware.cores
-        said = f"{threads} thread{'s' if threads > 1 else ''} at {each / 1e12:g} TFLOP/s, assumed"
-        return Speed(threads * each, CPU_BANDWIDTH, said, FIRST_CPU, STARTED_CPU)
+        why = f"{threads} thread{'s' if threads > 1 else ''} at {each / 1e12:g} TFLOP/s, assumed"
+        return Speed(threads * each, CPU_BANDWIDTH, why, FIRST_CPU, STARTED_CPU)
     device = known(hardware.name)
     if device is None or device.products is None or device.bandwidth is None:
         return None
@@ -90,7 +90,7 @@ def core_speed(hardware: Hardware, compute: str) -> float:
 
 
 def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> float:
-    """Of all steps, evaluation and saving aside."""
+    """The time of all steps, without evaluation and saving."""
     positions = work.tokens * padding
     sizes, again = job.sizes, 0.0 if job.recompute == "off" else 1.0  # the blocks' forward pass, once more
     block = shapes_of(sizes).multiplied

@@ -1,4 +1,4 @@
-"""From a config to what its memory depends on."""
+"""What the memory of a run depends on, from its config."""
 
 from dataclasses import dataclass, replace
 
@@ -80,7 +80,7 @@ def _adapted(config: RunConfig, family: Family, sizes: Sizes) -> tuple[str, ...]
 
 
 def _form(hardware: Hardware, sizes: Sizes, settled: SettledChoices) -> Form:
-    """Of operators, as `models.bind` will choose it; for a device that is not here, as if Triton were."""
+    """The operators' form, as `models.bind` will choose it; with Triton for a device that is not here."""
     dtype = torch.bfloat16 if settled.compute == "fp8" else getattr(torch, settled.compute)
     if device_kind(hardware.device).gpu_kernels:
         record = current_device()

@@ -37,8 +37,8 @@ class MachineMeasurement:
 
     @property
     def speed(self) -> Speed:
-        said = f"{self.products / 1e12:.3g} TFLOP/s, measured with blocks of the model"
-        return Speed(self.products, CPU_BANDWIDTH, said, self.first, self.started, self.head)
+        why = f"{self.products / 1e12:.3g} TFLOP/s, measured with blocks of the model"
+        return Speed(self.products, CPU_BANDWIDTH, why, self.first, self.started, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Ground:
         return next(iter(exact or self.measured), None)
 
     def speed(self, compute: str, form: Form) -> Speed | None:
-        """Of one process: as measured, else as assumed."""
+        """The speed of one process: as measured, else as assumed."""
         measured, hardware = self.measurement(form), self.hardware
         speed = speed_of(hardware, compute) if measured is None else measured.speed
         threads = hardware.threads or hardware.cores
@@ -94,7 +94,7 @@ class Load:
         return aligned(int(self.order.lengths.max()))
 
     def work(self) -> Work:
-        """Of all steps, as if every epoch drew the same."""
+        """What all steps compute, as if every epoch drew the same samples."""
         tokens = pairs_seen = learnt = 0.0
         for start, stop, weight in self.order.spans:
             lengths = self.order.lengths[start:stop]
@@ -106,7 +106,6 @@ class Load:
         return Work(tokens * epochs, pairs_seen * epochs, learnt * epochs, self.steps)
 
     def largest(self, batching: str, micro_tokens: int, ranks: int) -> Largest:
-        """Of its passes."""
         return find_largest(
             self.order,
             self.targets,

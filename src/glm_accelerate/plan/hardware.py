@@ -119,7 +119,7 @@ THIS = "this"
 
 
 def find_device(asked: str) -> DataSheet:
-    """By name, however it is spaced, or a bare amount of memory; a UserError lists what there is."""
+    """The device of a name, however it is spaced, or of a bare amount of memory."""
     size = read_amount(asked)
     if size is not None:
         return DataSheet(f"a device of {asked.strip()}", Nvidia.kind, size, None, None)
@@ -137,7 +137,7 @@ def find_device(asked: str) -> DataSheet:
 
 
 def known(name: str) -> DataSheet | None:
-    """Of a device as its driver names it, by whole words, the most of them: an H200 is no H20."""
+    """The device that a driver's name means, by whole words, the most of them: an H200 is no H20."""
     words = set(name.replace("-", " ").split())
     if words & OTHERS:
         return None

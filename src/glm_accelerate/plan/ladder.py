@@ -129,7 +129,6 @@ class Ladder:
                 yield found
 
     def _fastest(self, setting: Setting, levers: Sequence[Lever]) -> PlannedRun | None:
-        """Of all that fit."""
         every = [options for options in product(*levers) if possible(self._complete(setting, options))]
         for options in sorted(every, key=lambda options: self._seconds(self._complete(setting, options))):
             if self._about(setting, options) <= self.room * (1 + ALIKE):

@@ -30,14 +30,14 @@ def show_plan(reasons: Sequence[Reason], console: Console) -> None:
 
 def show_memory(memory: Memory, console: Console) -> None:
     """What is alive at the worst moment, and whether it fits."""
-    table, estimate = _table("memory", "bytes", "why"), memory.estimate
+    table = _table("memory", "bytes", "why")
     for where, words in WHERE.items():
-        items = [item for item in estimate.items if item.where == where and item.bytes]
+        items = [item for item in memory.items if item.where == where and item.bytes]
         for item in items:
             table.add_row(Text(item.what), Text(amount(item.bytes)), Text(item.why))
         if items:
             phase = f"peak, in the {memory.phase}" if where == "device" else ""
-            table.add_row(Text(words, "bold"), Text(amount(estimate.total(where)), "bold"), Text(phase))
+            table.add_row(Text(words, "bold"), Text(amount(memory.total(where)), "bold"), Text(phase))
     console.print(table)
     room = amount(memory.room)
     apart = amount(abs(memory.room - memory.needed))
@@ -78,8 +78,8 @@ def show_advice(advice: Advice, command: Sequence[str], console: Console) -> Non
         console.print(Text(f"no rung makes it fit: the least is {amount(advice.bytes)}", "bold red"))
         return
     taken = "" if advice.seconds is None else f", about {duration(advice.seconds)}"
-    said = f"  ({amount(advice.bytes)}{taken})"
-    console.print(Text.assemble(("the cheapest change that makes it fit", "bold green"), (said, "dim")))
+    needs = f"  ({amount(advice.bytes)}{taken})"
+    console.print(Text.assemble(("the cheapest change that makes it fit", "bold green"), (needs, "dim")))
     line = f"glm-accelerate {' '.join(map(quoted, command))} {typed(advice.overrides, 'plan')}"
     console.print(Text(line), soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""From a config and the machine there is to a plan: every derived value with its reason."""
+"""The plan of a config on a machine: every derived value with its reason."""
 
 from dataclasses import dataclass, field, replace
 from typing import TypeVar

@@ -9,12 +9,7 @@ from typing import Any
 from glm_accelerate.memory.job import Estimate, Item
 
 LEAST_MICRO = 64  # tokens: what a config may say, and a multiple of which passes are
-UNSEEN = (
-    "context",
-    "fragmentation",
-    "writer",
-    "evaluator",
-)  # items that are no tensors, or another process's
+UNSEEN = ("context", "fragmentation", "writer", "evaluator")  # no tensors, or another process's
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +22,12 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Estimate):
     """What a device needs at its most, by the estimate, and what may be used of it."""
 
-    items: tuple[Item, ...]  # of the device, the host and the disk
-    phase: str  # in which the device needs the most
     needed: int  # bytes of the device; on a CPU of the host, whose memory that is
     room: int  # bytes that may be used
     room_why: str
-
-    @property
-    def estimate(self) -> Estimate:
-        return Estimate(self.items, self.phase)
 
     @property
     def fits(self) -> bool:
@@ -50,8 +39,8 @@ class Memory:
         return sum(item.bytes for item in self.items if item.where in where and item.what not in UNSEEN)
 
     @staticmethod
-    def from_json(said: Mapping[str, Any]) -> "Memory":
-        named: dict[str, Any] = {**said, "items": tuple(Item(**item) for item in said["items"])}
+    def from_json(fields: Mapping[str, Any]) -> "Memory":
+        named: dict[str, Any] = {**fields, "items": tuple(Item(**item) for item in fields["items"])}
         return Memory(**named)
 
 
@@ -94,18 +83,17 @@ class RunPlan:
         if not self.recompute or self.spare_bytes:
             return "memory.recompute=blocks"
         if self.micro_tokens > LEAST_MICRO:
-            return (
-                f"train.micro_tokens={max(LEAST_MICRO, self.micro_tokens // 2 // LEAST_MICRO * LEAST_MICRO)}"
-            )
+            half = self.micro_tokens // 2 // LEAST_MICRO * LEAST_MICRO
+            return f"train.micro_tokens={max(LEAST_MICRO, half)}"
         return "memory.offload=[activations]"
 
     @staticmethod
-    def from_json(said: Mapping[str, Any]) -> "RunPlan":
+    def from_json(fields: Mapping[str, Any]) -> "RunPlan":
         """What `asdict` gave."""
         named: dict[str, Any] = {
-            **said,
-            "reasons": tuple(Reason(**reason) for reason in said["reasons"]),
-            "offload": tuple(said["offload"]),
-            "memory": said["memory"] and Memory.from_json(said["memory"]),
+            **fields,
+            "reasons": tuple(Reason(**reason) for reason in fields["reasons"]),
+            "offload": tuple(fields["offload"]),
+            "memory": fields["memory"] and Memory.from_json(fields["memory"]),
         }
         return RunPlan(**named)

@@ -61,7 +61,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Of a run, and from what it follows."""
+    """How long a run takes, and from what that follows."""
 
     seconds: float | None  # None: nothing is known of the device's speed
     flops: float  # that the mathematics needs
@@ -72,7 +72,7 @@ class Duration:
 def weigh(
     config: RunConfig, setting: Setting, load: Load, hardware: Hardware, speed: Speed | None
 ) -> Weighed:
-    """Of the settings that the config leaves open, the fastest that fits; if none does, the smallest."""
+    """The fastest that fits of the settings that the config leaves open; if none does, the smallest."""
     room, why = _room(config, hardware, setting.job.ranks)
     ladder = Ladder(load, speed or STAND_IN, room, setting.micro_tokens)
     every = levers(config, setting, load.longest)
@@ -132,12 +132,12 @@ def _taken(setting: Setting) -> tuple[str, ...]:
 
 
 def duration(weighed: Weighed, tokens_per_second: float | None = None) -> Duration:
-    """By what is assumed of the device, or by what `bench step` measured on one."""
+    """The run's duration by what is assumed of the device, or by what `bench step` measured on one."""
     ladder, job = weighed.ladder, weighed.found.setting.job
     flops, tokens = run_flops(job, ladder.work), ladder.work.tokens
     if tokens_per_second is not None:
-        said = f"{tokens_per_second:,.0f} tokens/s, as measured"
-        return Duration(tokens / tokens_per_second / job.ranks, flops, tokens, said)
+        why = f"{tokens_per_second:,.0f} tokens/s, as measured"
+        return Duration(tokens / tokens_per_second / job.ranks, flops, tokens, why)
     if weighed.speed is None:
         return Duration(None, flops, tokens, "nothing is known of this device's speed: name it")
     rehearsed = weighed.found.seconds * min(1.0, job.passes * job.pass_tokens / tokens)  # before step 1
@@ -174,7 +174,7 @@ def require_host(weighed: Weighed, hardware: Hardware) -> None:
 
 
 def typed(overrides: tuple[str, ...], verb: str) -> str:
-    """As they are typed behind a verb, which alone has a name for more devices."""
+    """The words to type behind a verb, which alone has a name for more devices."""
     words = " ".join(overrides).split()
     words = ["--nproc" if word == "--gpus" and verb == "train" else word for word in words]
     return " ".join(map(quoted, words))

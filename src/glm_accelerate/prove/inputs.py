@@ -39,14 +39,14 @@ def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Pro
 
 
 def _beginning(conversation: Conversation) -> Conversation:
-    """Of a very long one as much as a template can be seen from."""
+    """As much of a very long one as shows its template."""
     messages = conversation.messages[:MESSAGES]
     cut = tuple(replace(message, content=message.content[:CHARACTERS]) for message in messages)
     return replace(conversation, messages=cut)
 
 
 def _is_rendered(conversation: Conversation, template: Template, data: DataSection) -> bool:
-    """One that the template cannot write was a bad line when data was prepared, and has been told."""
+    """One that the template cannot write was a bad line when data was prepared, and was reported then."""
     try:
         render(conversation, template, data.train_on, data.labels)
     except UserError:

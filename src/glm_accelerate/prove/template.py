@@ -113,7 +113,7 @@ def _cases(messages: Sequence[Message]) -> list[tuple[Sequence[Message], bool]]:
 
 
 def _mentions_special(messages: Sequence[Message], template: Template) -> bool:
-    """In anything that is written as text: what is said, calls, and what tools say of themselves."""
+    """Whether any text that is written has a mark: messages, calls, descriptions of tools."""
     marks = ("<|", "|>", "[gMASK]", "<sop>", "[MASK]", "[sMASK]", "<eop>")
     texts = [piece.text for piece in template.render(messages) if not piece.special]
     return any(mark in text for text in texts for mark in marks)

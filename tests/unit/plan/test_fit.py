@@ -65,7 +65,7 @@ def test_a_tiny_model_fits_here_with_nothing_saved(tiny: RunConfig) -> None:
     assert plan.memory is not None
     assert plan.memory.fits
     assert (plan.recompute, plan.offload, plan.fuse_update) == (False, (), False)
-    assert plan.memory.needed >= plan.memory.estimate.peak > 0
+    assert plan.memory.needed >= plan.memory.peak > 0
     assert RunPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan
 
 
@@ -91,7 +91,7 @@ def test_what_is_watched_is_what_can_be_seen(nine: RunConfig, tiny: RunConfig) -
     assert there.watched("cuda") < there.needed
     here = weighed(tiny, replace(detect(), device="cpu"))[0].memory
     assert here is not None
-    assert here.watched("cpu") > here.estimate.peak
+    assert here.watched("cpu") > here.peak
 
 
 def test_after_running_out_there_is_always_something_to_type(nine: RunConfig) -> None:
