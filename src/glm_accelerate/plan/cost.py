@@ -1,7 +1,7 @@
 """How long a run takes: its operations over what the device does of them, and what has to travel.
 
-What the device does is assumed unless `bench step` measured it; how one setting compares with another is worth
-more than how long either takes.
+What the device does is assumed unless `bench step` measured it; how one setting compares with another is
+worth more than how long either takes.
 """
 
 from collections.abc import Sequence
