@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -199,13 +197,14 @@ def test_an_evaluator_that_dies_or_hangs_changes_nothing(
     assert all(child != evaluator(run) for child in met)
 
 
-def test_what_was_not_evaluated_is_evaluated_by_hand_afterwards(tiny_run: Said, tmp_path: Path) -> None:
+def test_what_was_not_evaluated_is_evaluated_by_hand_afterwards(
+    tiny_run: Said, tmp_path: Path, warm: Callable[..., Warm]
+) -> None:
     run = tmp_path / "run"
     go(tiny_run, run, evaluate={**EVERY, "where": "external", "keep": "all"})
     assert [request.step for request in ledger.waiting(run)] == [0, 4, 8, 12, 14]
     assert "--follow" in told(run, "warning")[-1]["said"]
-    words = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate", str(run), "--follow"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = warm("evaluate", str(run), "--follow").done()
     assert done.returncode == 0, done.stderr
     assert [result.step for result in ledger.results(run)] == [0, 4, 8, 12, 14]
     assert all(result.status == "done" for result in ledger.results(run))

@@ -29,6 +29,7 @@ from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.part import part_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.run import train
+from tests.warm import Warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as Linux has them")
 
@@ -101,7 +102,6 @@ def make(run):
     return Own(run)
 '''
 EXAM = exam_id_of({"questions": 64})
-FOLLOW = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate", "--follow"]
 
 
 @pytest.fixture
@@ -664,33 +664,31 @@ def test_it_ends_with_its_trainer(
     assert ledger.waiting(run) == [request]
 
 
-def test_by_hand(run: Path, own: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
+def test_by_hand(run: Path, own: str, warm: Callable[..., Warm]) -> None:
     """A signal frees what was claimed and says so with 75; once is once; a mistake is the user's with 2."""
-    words = [*FOLLOW, str(run), "--build"]
+    words = ("evaluate", "--follow", str(run), "--build")
     says(run, "slow 600")
     request = ask(run, 3)
-    process = spawn([*words, own], cwd=run.parent)
+    process = warm(*words, own)
     until(lambda: ledger.is_claimed(run, request))
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 75
     assert not ledger.is_claimed(run, request)
     says(run, "well")
-    once = subprocess.run([*words, own, "--once"], cwd=run.parent, check=False, timeout=120)
-    assert once.returncode == 0
+    assert warm(*words, own, "--once").wait(120) == 0
     assert result_of(run, request).status == "done"
-    odd = subprocess.run(
-        [*words, "own_exam:nothing"], cwd=run.parent, check=False, timeout=120, capture_output=True, text=True
-    )
+    odd = warm(*words, "own_exam:nothing").done()
     assert (odd.returncode, odd.stderr.count("\n")) == (2, 1)
     assert "own_exam:nothing" in odd.stderr
 
 
 @pytest.mark.parametrize(("said", "order"), [("{}", [9, 6, 3]), ("{keep: all}", [3, 6, 9])])
-def test_by_hand_in_the_order_that_the_run_needs(run: Path, own: str, said: str, order: list[int]) -> None:
+def test_by_hand_in_the_order_that_the_run_needs(
+    run: Path, own: str, said: str, order: list[int], warm: Callable[..., Warm]
+) -> None:
     (run / "config.yaml").write_text(f"model: {{path: m}}\ndata: {{train: a, dev: b}}\nevaluate: {said}\n")
     requests = [ask(run, step) for step in (3, 6, 9)]
-    words = [*FOLLOW, str(run), "--build", own, "--once"]
-    subprocess.run(words, cwd=run.parent, check=True, timeout=120)
+    assert warm("evaluate", "--follow", str(run), "--build", own, "--once").wait(120) == 0
     when = {request.step: (run / "evals" / f"{request.stem}.json").stat().st_mtime_ns for request in requests}
     assert sorted(when, key=when.__getitem__) == order
 
