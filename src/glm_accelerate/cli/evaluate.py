@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def follow(args: argparse.Namespace) -> int:
-    """Until the run is finished; 75 after a signal, and what was claimed is free again."""
+    """Answer requests until the run is finished; 75 after a signal, and what was claimed is free again."""
     from glm_accelerate.training.stop import stopping_at_once
 
     with stopping_at_once():

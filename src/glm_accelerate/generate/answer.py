@@ -48,7 +48,7 @@ def generate(
 def _as_they_end(
     model: Decoder, rows: Sequence[Row], stops: Collection[int], sampling: Sampling, batch: int | None
 ) -> Iterator[Row]:
-    """Every row, as soon as it has its whole answer."""
+    """Yield every row as soon as it has its whole answer."""
     yield from (row for row in rows if row.room <= 0)
     waiting = sorted((row for row in rows if row.room > 0), key=lambda row: (row.need, -row.number))
     if not waiting:
@@ -106,7 +106,7 @@ def stream(
 
 @contextmanager
 def evaluating(model: Decoder) -> Generator[None]:
-    """Without dropout, and afterwards as before."""
+    """Turn dropout off while this is entered."""
     training = model.training
     model.eval()
     try:

@@ -99,7 +99,7 @@ class Decoding:
 
     @torch.inference_mode()
     def _read(self, coming: Sequence[tuple[Row, int]]) -> NewTokens:
-        """In one pass, packed."""
+        """Read prompts in one pass, packed."""
         lengths = [len(row.prompt) for row, _ in coming]
         self.cache.enter([shelf for _, shelf in coming], lengths)
         for row, shelf in coming:
@@ -112,7 +112,7 @@ class Decoding:
 
     @torch.inference_mode()
     def grow(self, passes: int = 1) -> NewTokens:
-        """So many more tokens of every row; the device is waited for once."""
+        """Pick so many more tokens of every row; the device is waited for once."""
         rows, last_R = self.living, self._last_R
         if last_R is None:
             last_R = torch.tensor([row.answer[-1] for row in rows], device=self.device)
@@ -126,7 +126,7 @@ class Decoding:
 
     @torch.inference_mode()
     def drop(self, rows: Iterable[Row]) -> None:
-        """These are answered. Their slots are free again."""
+        """Let rows go that are answered. Their slots are free again."""
         gone = {row.number for row in rows}
         for number, shelf in enumerate(self.shelves):
             for slot in reversed(range(len(shelf))):

@@ -133,7 +133,7 @@ class Evaluation:
             self.snapshots.save(self.snapshot(step))
 
     def _examine(self, step: int) -> None:
-        """Inline, by all ranks together."""
+        """Evaluate inline, by all ranks together."""
         assert self.inline is not None
         stem, losses, targets = self.life.ranks.decide(lambda: self.requests.baseline(step))
         request = Request(step, self.requests.exam_id, self.life.attempt, "", against=stem)
@@ -282,7 +282,7 @@ class Evaluation:
         return True
 
     def _wait_for_the_rest(self, interrupted: Interrupted) -> None:
-        """On the first rank: the results that are still to come, and the best."""
+        """On the first rank: wait for results that are still to come, then name the best."""
         self._poll()
         followed = any(one.status == "done" for one in self.history.scored.values())
         patience = self.requests.section.patience if self.requests.evaluator or followed else 0.0
@@ -312,7 +312,7 @@ class Evaluation:
         return winner
 
     def _name_best(self, step: int | None) -> None:
-        """On the first rank. None is the best while only the beginning has a result."""
+        """On the first rank, write which step is the best. None is while only the beginning has a result."""
         if not self.life.ranks.first:
             return
         try:

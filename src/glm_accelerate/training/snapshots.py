@@ -18,14 +18,14 @@ from glm_accelerate.runtime.files import write_text
 
 
 def wait_for(snapshots: Checkpointer, limit: float) -> None:
-    """Until none is being written any more, at most `limit` seconds."""
+    """Wait until none is being written any more, at most `limit` seconds."""
     ends = time.monotonic() + limit
     while snapshots.busy() and time.monotonic() < ends:
         time.sleep(0.02)
 
 
 def keep_snapshots(run: Path, steps: Collection[int]) -> None:
-    """Delete all others but those that are being read. What fails is tried again next time."""
+    """Delete those of all other steps, unless they are being read. What fails is tried again next time."""
     for path in published(run, "snapshot"):
         if step_of(path.name, "snapshot") not in steps:
             with suppress(OSError):

@@ -47,7 +47,7 @@ class EvaluationOptions:
 def evaluate_run(
     weights: Path, options: EvaluationOptions, device: torch.device, watch: Watch, base: Path | None = None
 ) -> Findings:
-    """A checkpoint or a snapshot in its run's directory. `base`: where its model is now."""
+    """Evaluate a checkpoint or a snapshot in its run's directory. `base`: where its model is now."""
     weights = weights.resolve()
     run = weights.parent.parent
     examiner = glm_examiner(run, device, base=base)
@@ -77,7 +77,7 @@ def evaluation_of_files(
     base: Path | None,
     watch: Watch,
 ) -> Callable[[Watch], Findings]:
-    """Any model on JSONL files, opened and ready. Options that the user left open are those of `run`."""
+    """Open any model and JSONL files; returns what evaluates it. Options left open are those of `run`."""
     data: dict[str, Any] = {}
     if run is not None:
         config, plan = config_and_plan(run)
@@ -101,7 +101,7 @@ def evaluation_of_files(
 def evaluate_model(
     model: Decoder, inputs: Inputs, options: EvaluationOptions, micro_tokens: int, watch: Watch, step: int = 0
 ) -> Findings:
-    """Any model on the samples that `inputs` calls train. `step`: of its run, if it has one."""
+    """Evaluate any model on the samples that `inputs` calls train. `step`: of its run, if it has one."""
     store, usual = inputs.train, EvaluateSection()
     drawn = sample_order_of(store)
     exam = Exam(
@@ -123,7 +123,7 @@ def evaluate_model(
 
 
 def _apply(options: EvaluationOptions, examiner: GlmExaminer, watch: Watch) -> None:
-    """The user's options. With reduced precision, its difference to float32 is measured on a few samples."""
+    """Apply the user's options. What reduced precision changes is measured on a few samples."""
     exam, model, total = examiner.exam, examiner.model, len(examiner.exam.order)
     samples = total if options.samples == "all" else options.samples
     examiner.exam = replace(
@@ -146,7 +146,7 @@ def _apply(options: EvaluationOptions, examiner: GlmExaminer, watch: Watch) -> N
 
 
 def _examine(examiner: GlmExaminer, request: Request, run: Path, baseline: SampleLosses | None) -> Findings:
-    """In smaller passes if it runs out of memory."""
+    """Examine, in smaller passes if it runs out of memory."""
     while True:
         try:
             findings = examiner.examine(request, str(run), baseline)

@@ -40,7 +40,7 @@ Load = Callable[[Path], None]  # puts a snapshot's weights into the model
 
 
 def ignore_progress(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Take no notice."""
 
 
 @dataclass(slots=True)

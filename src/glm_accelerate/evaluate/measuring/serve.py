@@ -78,6 +78,6 @@ def _end_with_input() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """The second time at once."""
+    """End in order; at a second signal at once."""
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt

@@ -59,7 +59,7 @@ def bleu_4(reference: Words, answer: Words) -> float:
 
 
 def rouge_words(words: Words) -> list[str]:
-    """Without blanks, except that a blank line between others is a word (as it is in rouge_chinese)."""
+    """Words without blanks, except that a blank line between others is a word (as it is in rouge_chinese)."""
     lines = ENDED.sub(r"\1\n\2", " ".join(words)).rstrip().split("\n")
     return [word for line in lines if line for word in line.split() or [""]]
 

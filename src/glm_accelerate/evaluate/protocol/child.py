@@ -228,7 +228,7 @@ class EvaluatorProcess:
         return [sentence]
 
     def _kill(self) -> None:
-        """With its children: it leads a session of its own."""
+        """Kill it with its children: it leads a session of its own."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

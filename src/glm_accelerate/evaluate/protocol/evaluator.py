@@ -50,7 +50,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # may pass
 
 
 def ignore(message: str = "") -> None:
-    """Nobody listens."""
+    """Take no notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ def _require_same(request: Request, exam_id: str) -> None:
 
 
 def _publish(run: Path, findings: Findings, pause: float) -> None:
-    """As soon as it can be written: a disk that is full for a while does not lose a result. The request stays
-    claimed until then; the trainer gives it up if that takes too long.
+    """Publish as soon as it can be written: a disk that is full for a while does not lose a result. The
+    request stays claimed until then; the trainer gives it up if that takes too long.
     """
     with suppress(OSError):  # what a user's examiner has printed
         sys.stdout.flush()
@@ -196,7 +196,7 @@ def _publish(run: Path, findings: Findings, pause: float) -> None:
 
 
 def _log(text: str) -> None:
-    """To stderr, for a trainer's child its log. That may be on the full disk, too."""
+    """Write to stderr, for a trainer's child its log. That may be on the full disk, too."""
     with suppress(OSError):
         sys.stderr.write(f"{text}\n")
 

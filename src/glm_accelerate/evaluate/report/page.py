@@ -140,7 +140,7 @@ def _row(result: EvaluationResult, names: Sequence[str]) -> Iterator[str]:
 
 
 def _between(interval: Interval, write: Callable[[float], str]) -> str:
-    """Both ends; of all samples it is exact."""
+    """Both ends of an interval; one without width is exact."""
     low, high = interval
     return "exact" if low == high else f"{write(low)} to {write(high)}"
 
@@ -212,7 +212,7 @@ def _quoted(name: str, text: str) -> Iterator[str]:
 
 
 def _shortened(text: str, *, end: bool = False) -> str:
-    """Its beginning, or its end."""
+    """The beginning of a long text, or its end."""
     if len(text) <= LONGEST:
         return text
     return f"… {text[-LONGEST:]}" if end else f"{text[:LONGEST]} …"

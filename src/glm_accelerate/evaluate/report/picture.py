@@ -105,8 +105,8 @@ def _evaluated(result: EvaluationResult, gains: Collection[int | None]) -> Evalu
 def _range(
     evaluated: Sequence[EvaluatedStep], train: Sequence[float], best: int | None
 ) -> tuple[float, float]:
-    """From the lowest to what holds most, the later half (what comes last is news) and the best. `train`: the
-    training curve's second half.
+    """Losses to show: from the lowest to what holds most, the later half (what comes last is news) and the
+    best. `train`: the training curve's second half.
     """
     lows = [*(one.low for one in evaluated), *train]
     if not lows:
@@ -138,7 +138,7 @@ def _intervals(frame: Frame, evaluated: Sequence[EvaluatedStep]) -> Iterable[str
 
 
 def _dot(frame: Frame, one: EvaluatedStep, first: bool) -> str:
-    """Where it is; at the upper edge, if it lies beyond. The first one's loss is written there."""
+    """A dot, or an arrow at the upper edge if the loss lies beyond. The first one's loss is written there."""
     x, title = (
         frame.x(one.step),
         f"<title>step {one.step:,}: {enclosed(one.loss, (one.low, one.high))}</title>",
@@ -159,7 +159,7 @@ def _mark(x: float, y: float, kind: str) -> str:
 
 
 def _best(frame: Frame, one: EvaluatedStep | None, word: str) -> Iterable[str]:
-    """Ringed; its figures stand below the picture, where no line runs."""
+    """A ring around the best; its figures stand below the picture, where no line runs."""
     if one is None:
         return
     for x, y in ((frame.x(one.step), frame.y(one.loss)), (LEFT + 8, HEIGHT - 16)):

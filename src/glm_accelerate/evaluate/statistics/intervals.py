@@ -34,7 +34,7 @@ class SampleLosses:
         return SampleLosses(np.array(losses, np.float64), np.array(targets, np.float64))
 
     def followed_by(self, more: "SampleLosses") -> "SampleLosses":
-        """With the losses of the samples that follow."""
+        """These losses and those of the samples that follow."""
         return SampleLosses(
             np.concatenate([self.losses_N, more.losses_N]), np.concatenate([self.targets_N, more.targets_N])
         )
