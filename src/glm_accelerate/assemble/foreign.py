@@ -56,7 +56,7 @@ class ForeignCheckpoint:
 
     @property
     def source(self) -> WholeTensors:
-        """As `put` and an optimizer read them."""
+        """Its tensors for `restore`."""
         return WholeTensors({format.WEIGHTS: self.weights, format.OPTIMIZER: self.optimizer})
 
 
@@ -88,15 +88,17 @@ def read_foreign(directory: Path, model_dir: Path, section: AdaptSection, scratc
             where=directory,
             cure="adapt.method=lora or full; or begin a new run",
         )
-    optimizer = _moments(directory, sorted(shapes, key=lambda n: _place(n, family)), shapes, scratch, notes)
+    optimizer = _moments(
+        directory, sorted(shapes, key=lambda n: _position(n, family)), shapes, scratch, notes
+    )
     return ForeignCheckpoint(step, weights, optimizer, notes)
 
 
 def _steps(directory: Path) -> tuple[int, int | None]:
-    """How far it came, and how far it was to go."""
+    """The step of a checkpoint, and how many were planned."""
     try:
-        said: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
-        step, planned = said["global_step"], said.get("max_steps")
+        state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+        step, planned = state["global_step"], state.get("max_steps")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"does not say its step: {error}", where=directory / STATE) from error
     if type(step) is not int or step < 0:
@@ -113,31 +115,27 @@ def _adapter(
     for name in (CONFIG, WEIGHTS):
         require_readable(directory / name)
     try:
-        said: dict[str, Any] = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        theirs: dict[str, Any] = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(directory / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"not a whole adapter: {error}", where=directory) from error
-    odd = [key for key in UNSUPPORTED if said.get(key)]
-    if said.get("peft_type") != "LORA" or odd:
-        what = f"with {odd[0]}" if odd else f"of type {said.get('peft_type')}"
+    odd = [key for key in UNSUPPORTED if theirs.get(key)]
+    if theirs.get("peft_type") != "LORA" or odd:
+        what = f"with {odd[0]}" if odd else f"of type {theirs.get('peft_type')}"
         raise UserError(f"adapters {what} cannot be gone on from", where=directory / CONFIG)
-    rank, alpha = said["r"], float(said["lora_alpha"])
-    scale = alpha / (math.sqrt(rank) if said.get("use_rslora") else rank)
-    names = {_theirs_of_adapter(name, family): name for name in shapes}
+    rank, alpha = theirs["r"], float(theirs["lora_alpha"])
+    scale = alpha / (math.sqrt(rank) if theirs.get("use_rslora") else rank)
+    names: dict[str, str] = {}
+    for name in shapes:
+        layer, _, matrix = name.rpartition(".")
+        names[f"base_model.model.{family.module(layer)}.{matrix}.weight"] = name
     if names.keys() != tensors.keys() or not math.isclose(scale, section.alpha / section.rank):
         layers = sorted({name.split(".")[-3] for name in tensors})
         cure = f"adapt.rank={rank} adapt.alpha={scale * rank:.17g} adapt.targets='[{', '.join(layers)}]'"
         raise UserError("stock trained another adapter than this config", where=directory / CONFIG, cure=cure)
-    if (dropout := said.get("lora_dropout", 0.0)) != section.dropout:
+    if (dropout := theirs.get("lora_dropout", 0.0)) != section.dropout:
         notes.append(f"dropout was {dropout:g} and is {section.dropout:g} (adapt.dropout)")
-    return _fitting(
-        {names[theirs]: tensor for theirs, tensor in tensors.items()}, shapes, directory / WEIGHTS
-    )
-
-
-def _theirs_of_adapter(ours: str, family: Family) -> str:
-    layer, _, matrix = ours.rpartition(".")
-    return f"base_model.model.{family.module(layer)}.{matrix}.weight"
+    return _fitting({names[key]: tensor for key, tensor in tensors.items()}, shapes, directory / WEIGHTS)
 
 
 def _whole_model(directory: Path, shapes: Mapping[str, torch.Size], family: Family) -> dict[str, Tensor]:
@@ -192,7 +190,7 @@ def _moments(
 
 
 def _orders(names: list[str], groups: list[list[int]]) -> Iterator[dict[int, str]]:
-    """Whose moments stand under which number: decayed ones first. Older Trainers decayed norms as well."""
+    """The names of the optimizer's numbers: decayed ones first. Older Trainers decayed norms as well."""
     bare = {name for name in names if name.endswith(".bias")}
     norms = {name for name in names if "norm" in name}
     for spared in (bare | norms, bare):
@@ -215,7 +213,7 @@ def _renamed(
     return ours if len(ours) == len(MOMENTS) * len(order) else None
 
 
-def _place(name: str, family: Family) -> tuple[int, int, int]:
+def _position(name: str, family: Family) -> tuple[int, int, int]:
     """Where stock's model registers one of our parameters."""
     if not name.startswith("layers."):
         return ({"embed": -1, "norm.weight": 1 << 30, "head.weight": 1 << 31}[name], 0, 0)

@@ -52,12 +52,12 @@ class Assembled:
 
 
 def assemble(recipe: Recipe, device: torch.device, place: Place = SINGLE) -> Assembled:
-    """A recipe's model, from its files."""
+    """The model of a recipe, from its files."""
     return complete(_read(recipe, device), recipe, device, place)
 
 
 def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place = SINGLE) -> Assembled:
-    """What a recipe makes of a model that has its weights.
+    """Turn a model that has its weights into what the recipe describes.
 
     Adapters come before dividing, as they are divided too; what was divided without numbers is filled before
     weights move and operators are chosen, which depends on where they are.
@@ -75,13 +75,18 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place 
         notes.append(f"{len(left)} layers, as {left[0]}, stay {stay}")
     table = CutTable(place=place)
     if recipe.shards > 1:
-        _divide(model, recipe, device, table)
+        assert place.axes.shard == recipe.shards
+        shard(model, list(model.layers), ["hidden"], place.mesh(device))
+        if recipe.read_to == "meta":
+            fill(model, part_reader(model), device, table)
     if recipe.offload:
         FrozenWeights(model.layers, device)
         model.to(device)
     bind_operators(model, compiled=recipe.compiled)
-    if recipe.copies and model.form == "native":
-        _keep_copies(model)
+    if recipe.copies and model.form == "native":  # of weights that would be cast again in every pass
+        for part in model.modules():
+            if isinstance(part, Linear) and part.plain and model.compute not in (None, part.weight.dtype):
+                part.keep_copy(model.compute)
     return Assembled(model, replace(table, weights=trained(model)), notes)
 
 
@@ -94,14 +99,21 @@ def open_model(
     merged: bool = False,
 ) -> Opened:
     """A model from a Hugging Face directory, an adapter, one of our checkpoints, or a run (its newest)."""
-    opened = _open(path, base, device, dtype)
+    if is_adapter(path):
+        opened = _open_adapter(path, base, device, dtype)
+    elif (path / "config.json").is_file() or not path.is_dir():
+        directory = locate(str(path))
+        model = load_model(directory, dtype=dtype, device=device)
+        opened = Opened(model.eval(), directory, detect_template(directory), None)
+    else:
+        opened = _open_checkpoint(resolve_path(path), base, device, dtype)
     if merged:
         merge(opened.model)
     return opened
 
 
 def dtype_of(config: Mapping[str, Any]) -> torch.dtype | None:
-    """Full fine-tuning keeps float32 master weights; what is served is as wide as what it began as."""
+    """The dtype that a model is served in, from its config.json: full fine-tuning keeps float32 masters."""
     name = config.get("dtype") or config.get("torch_dtype")
     return getattr(torch, name) if name in ("float32", "bfloat16", "float16") else None
 
@@ -118,36 +130,10 @@ def _read(recipe: Recipe, device: torch.device) -> Decoder:
     return open_model(files.begun_on, dtype=recipe.dtype, device=first, merged=True).model
 
 
-def _divide(model: Decoder, recipe: Recipe, device: torch.device, table: CutTable) -> None:
-    assert table.place.axes.shard == recipe.shards
-    shard(model, list(model.layers), ["hidden"], table.place.mesh(device))
-    if recipe.read_to == "meta":
-        fill(model, part_reader(model), device, table)
-
-
-def _keep_copies(model: Decoder) -> None:
-    """Of weights that would be cast again in every pass."""
-    for part in model.modules():
-        if isinstance(part, Linear) and part.plain and model.compute not in (None, part.weight.dtype):
-            part.keep_copy(model.compute)
-
-
-def _open(
-    path: Path, base: Path | None, device: torch.device | str | None, dtype: torch.dtype | None
-) -> Opened:
-    if is_adapter(path):
-        return _open_adapter(path, base, device, dtype)
-    if (path / "config.json").is_file() or not path.is_dir():
-        directory = locate(str(path))
-        model = load_model(directory, dtype=dtype, device=device)
-        return Opened(model.eval(), directory, detect_template(directory), None)
-    return _open_checkpoint(resolve_path(path), base, device, dtype)
-
-
 def _open_checkpoint(
     checkpoint: Path, base: Path | None, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> Opened:
-    """On the base as in files: packed numbers are for training."""
+    """A checkpoint's tensors on its base, which is never quantised here: that is for training."""
     reader = Reader(checkpoint)
     config, begun = config_of(checkpoint), begun_on(checkpoint.resolve().parent.parent)
     named = str(base or config.model.path)
@@ -167,7 +153,7 @@ def _open_checkpoint(
 
 
 def _served_dtype(reader: Reader, config: RunConfig, directory: Path) -> torch.dtype | None:
-    """Of weights that are all trained: what export writes, if training multiplied in fewer bits than 32."""
+    """The dtype that export writes, of a fully trained model if training multiplied in fewer than 32 bits."""
     products = reader.manifest.fingerprints.get("precision", "float32")
     if config.adapt.method != "full" or products.endswith("float32"):
         return None

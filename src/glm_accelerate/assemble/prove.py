@@ -21,39 +21,31 @@ from glm_accelerate.runtime.device import current_device
 
 
 def prove_config(config: RunConfig) -> list[Proof]:
-    """With the model that training would begin on."""
+    """All proofs, with the model that training would begin on. Narrow products are proven in float32.
+
+    On the device of training: what is proven on a CPU says nothing about the kernels of a GPU. A model that
+    several would share is proven on the CPU: a proof needs only one.
+    """
     directory = locate(config.model.path)
     inputs = open_inputs(config.data, directory)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     quantized = kind_of(config.adapt)
-    recipe = Recipe(
-        ModelFiles(directory), config.adapt, dtype=dtype, quantized=quantized, compute=_compute(config)
-    )
-    device = _device_for(kept_bytes(read_config(directory)[1], dtype, quantized))
+    asked, compute = config.precision.compute, None
+    if asked != "auto":
+        compute = torch.float32 if asked in ("float16", "fp8") else getattr(torch, asked)
+    recipe = Recipe(ModelFiles(directory), config.adapt, dtype=dtype, quantized=quantized, compute=compute)
+    record, size = current_device(), kept_bytes(read_config(directory)[1], dtype, quantized)
+    fits = record.kind == "cpu" or size < record.memory()[0]
+    device = record.device if fits else torch.device("cpu")
     model = assemble(recipe, device).model
     return [*prove_inputs(config, inputs, directory), *prove_model(config, model, inputs.tokenizer)]
-
-
-def _compute(config: RunConfig) -> torch.dtype | None:
-    """What the config asks for; narrow products are proven in float32."""
-    asked = config.precision.compute
-    if asked == "auto":
-        return None
-    return torch.float32 if asked in ("float16", "fp8") else getattr(torch, asked)
-
-
-def _device_for(size: int) -> torch.device:
-    """Where training will run: what is proven on a CPU says nothing about the kernels of a GPU."""
-    record = current_device()
-    fits = record.kind == "cpu" or size < record.memory()[0]
-    return record.device if fits else torch.device("cpu")  # several will share it, and a proof needs only one
 
 
 def prove_all(
     config: RunConfig, inputs: Inputs, model_dir: Path, model: Decoder, ranks: Ranks
 ) -> list[Proof]:
-    """Before a run. Proofs of files by the first rank for all: `transformers` takes half a second and 24 MB a
-    process.
+    """All proofs before a run. The first rank proves what concerns files for all: `transformers` takes half
+    a second and 24 MB a process.
     """
     of_files = ranks.decide(lambda: [asdict(one) for one in prove_inputs(config, inputs, model_dir)])
     return [*(Proof(**one) for one in of_files), *prove_model(config, model, inputs.tokenizer)]

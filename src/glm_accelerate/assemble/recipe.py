@@ -44,8 +44,8 @@ class Recipe:
 
 
 def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Recipe:
-    """As planned."""
-    moved = {"weights", "optimizer"} & set(plan.offload)  # read to the host, from where they come
+    """The model of a run, as planned."""
+    moved = {"weights", "optimizer"} & set(plan.offload)  # read to the host, and sent from there
     return replace(
         _recipe(config, plan, files, plan.shards, to_host=bool(moved)),
         compute=torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute),
@@ -59,7 +59,7 @@ def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Reci
 def evaluation_recipe(
     config: RunConfig, plan: RunPlan, files: ModelFiles, device: torch.device, shards: int
 ) -> Recipe:
-    """The same model for another process, which only evaluates it. `shards`: its ranks, if they divide it."""
+    """A run's model for another process that only evaluates it. `shards`: its ranks, if they divide it."""
     return replace(
         _recipe(config, plan, files, shards, to_host=False),
         compute=evaluation_dtype(config, plan, device),
@@ -69,8 +69,8 @@ def evaluation_recipe(
 
 
 def evaluation_dtype(config: RunConfig, plan: RunPlan, device: torch.device) -> torch.dtype:
-    """As training computes, unless the config says otherwise. 8-bit products are trained in, not evaluated;
-    nor is float16: which layers it cannot hold only the trainer has measured.
+    """Training's own, unless the config says otherwise. 8-bit products and float16 are for training alone:
+    only the trainer has measured which layers float16 cannot hold.
     """
     name = plan.compute if config.evaluate.precision == "auto" else config.evaluate.precision
     if name == "float16":
@@ -79,8 +79,11 @@ def evaluation_dtype(config: RunConfig, plan: RunPlan, device: torch.device) -> 
 
 
 def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to_host: bool) -> Recipe:
-    """What both have in common. A rank reads its part alone, unless merging needs the whole."""
+    """What both recipes share. A rank reads its part alone, unless merging needs the whole."""
     quantized, divided = kind_of(config.adapt), shards > 1
+    read_to: ReadTo = "meta" if divided else "device"
+    if to_host or (divided and files.begun_on is not None):
+        read_to = "cpu"
     return Recipe(
         files,
         config.adapt,
@@ -88,9 +91,5 @@ def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to
         dtype=getattr(torch, config.model.dtype if quantized else plan.dtype),
         quantized=quantized,
         shards=shards,
-        read_to="cpu"
-        if to_host or (divided and files.begun_on is not None)
-        else "meta"
-        if divided
-        else "device",
+        read_to=read_to,
     )

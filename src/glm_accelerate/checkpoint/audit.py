@@ -91,7 +91,7 @@ def _values(kind: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iter
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
-    """`losses.300` for what stands under losses at 300."""
+    """`losses.300` for the value of losses at 300."""
     flat: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, dict):

@@ -104,19 +104,18 @@ def _empty(sizes: Sizes, model: Decoder) -> Decoder:
 
 def _filled(sizes: Sizes, model: Decoder, tensors: dict[str, Tensor]) -> Decoder:
     """A model of these sizes with these tensors."""
-    made = _empty(sizes, model)
-    names = [name for name, _ in made.named_parameters()]
+    filled = _empty(sizes, model)
     if odd := [
         name for name in tensors if "lora_" in name or ".packed." in name or name.startswith("prefix.")
     ]:
         raise UserError(
             f"the model is not whole: it has {odd[0]}", cure="merge adapters; load it unquantised"
         )
-    for name in names:
+    for name in [name for name, _ in filled.named_parameters()]:
         owner, _, leaf = name.rpartition(".")
-        setattr(made.get_submodule(owner), leaf, nn.Parameter(tensors[name].detach(), requires_grad=False))
+        setattr(filled.get_submodule(owner), leaf, nn.Parameter(tensors[name].detach(), requires_grad=False))
     if sizes.tied:
-        made.head.weight = made.embed
-    made.compute = model.compute
-    bind_operators(made)
-    return made.train(model.training)
+        filled.head.weight = filled.embed
+    filled.compute = model.compute
+    bind_operators(filled)
+    return filled.train(model.training)

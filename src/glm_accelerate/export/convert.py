@@ -15,6 +15,7 @@ from glm_accelerate.models.weights import INDEX, read_config, shards_of
 from glm_accelerate.runtime.errors import UserError
 
 OLD_INDEX = "pytorch_model.bin.index.json"
+CURE = "get the model's weights from its publisher again"
 CONFIGS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 Watch = Callable[[int, int], None]  # bytes done, bytes in all
@@ -42,11 +43,12 @@ def convert(source: Path, out: Path, watch: Watch | None = None) -> Converted:
                 if len(shards) > 1
                 else "model.safetensors"
             )
-            _convert_apart(shard, directory / name)
-            for tensor in _names(directory / name):
-                if tensor in where:
-                    raise UserError(f"{tensor} is in two shards", where=shard)
-                where[tensor] = name
+            unpickle_apart("weights", shard, directory / name, CURE)
+            with safe_open(str(directory / name), framework="pt") as opened:
+                tensors = list(opened.keys())
+            if twice := sorted(where.keys() & set(tensors)):
+                raise UserError(f"{twice[0]} is in two shards", where=shard)
+            where |= dict.fromkeys(tensors, name)
             done += shard.stat().st_size
             if watch is not None:
                 watch(done, total)
@@ -64,22 +66,13 @@ def _shards(source: Path) -> list[Path]:
         raise UserError("has safetensors already", where=source, cure="use the directory as it is")
     index = source / OLD_INDEX
     single = sorted(path for path in source.glob("pytorch_model*.bin") if path.is_file())
-    found = shards_of(index) if index.is_file() else single
-    if not found:
+    shards = shards_of(index) if index.is_file() else single
+    if not shards:
         raise UserError("no pytorch_model*.bin to convert", where=source)
-    return found
-
-
-def _convert_apart(shard: Path, target: Path) -> None:
-    unpickle_apart("weights", shard, target, "get the model's weights from its publisher again")
-
-
-def _names(path: Path) -> list[str]:
-    with safe_open(str(path), framework="pt") as opened:
-        return list(opened.keys())
+    return shards
 
 
 def _tensor_bytes(path: Path) -> int:
-    """A safetensors file without its header, whose length stands first."""
+    """The size of a safetensors file without its header, which begins with its own length."""
     with path.open("rb") as file:
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")

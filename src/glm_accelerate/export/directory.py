@@ -79,11 +79,11 @@ def code_files(config: Path) -> list[str]:
     """The Python files that a config.json or tokenizer_config.json says its classes are in. They are copied
     for programs that run them: nothing here does.
     """
-    said: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    found: set[str] = set()
-    for classes in said.get("auto_map", {}).values():
+    content: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    files: set[str] = set()
+    for classes in content.get("auto_map", {}).values():
         for name in classes if isinstance(classes, list) else [classes]:
             # `repository--module.Class` is fetched by whoever runs it
             if isinstance(name, str) and "--" not in name and "/" not in name:
-                found.add(f"{name.partition('.')[0]}.py")
-    return sorted(found)
+                files.add(f"{name.partition('.')[0]}.py")
+    return sorted(files)

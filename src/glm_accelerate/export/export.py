@@ -82,12 +82,14 @@ def export(
             code += code_files(directory / "config.json")
         else:
             save_adapter(opened.model, directory)
-        missing = copy_files(opened.base, directory, _with_neighbours(opened.base, code))
+        if code:  # code files import others beside them (ChatGLM's modeling file its quantization.py)
+            code += [path.name for path in opened.base.glob("*.py")]
+        missing = copy_files(opened.base, directory, sorted(set(code)))
     return Exported(kind, out, opened.step, tuple(missing))
 
 
 def _require_finite(model: Decoder, source: Path) -> None:
-    """A model that is not answers nothing."""
+    """Refuse a model whose weights are not finite: it answers nothing."""
     odd = next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
     if odd is not None:
         cure = "name another checkpoint: `checkpoints RUN` lists them"
@@ -97,16 +99,11 @@ def _require_finite(model: Decoder, source: Path) -> None:
 def _generation_config(opened: Opened) -> dict[str, Any]:
     """The base's own, with every token that ends an answer: where one is missing, answers never end."""
     path = opened.base / "generation_config.json"
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     tokenizer, template = load_tokenizer(opened.base, opened.template), get_template(opened.template)
     stops = [tokenizer.special(name) for name in template.stops]
-    before = said.get("eos_token_id", opened.model.origin.config.get("eos_token_id"))
+    before = config.get("eos_token_id", opened.model.origin.config.get("eos_token_id"))
     before = before if isinstance(before, list) else [] if before is None else [before]
-    said["eos_token_id"] = [*before, *(stop for stop in stops if stop not in before)]
-    said.setdefault("pad_token_id", opened.model.origin.config.get("pad_token_id", stops[0]))
-    return said
-
-
-def _with_neighbours(base: Path, code: list[str]) -> list[str]:
-    """Code files import others beside them (ChatGLM's modeling file its quantization.py)."""
-    return sorted({*code, *(path.name for path in base.glob("*.py"))} if code else set())
+    config["eos_token_id"] = [*before, *(stop for stop in stops if stop not in before)]
+    config.setdefault("pad_token_id", opened.model.origin.config.get("pad_token_id", stops[0]))
+    return config

@@ -25,7 +25,7 @@ class OnePassAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Move every weight that has a gradient."""
+        """Update every weight that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             for step, weights in self._by_step(group["params"]).items():
@@ -46,7 +46,7 @@ class OnePassAdamW(Optimizer):
 
     def _by_step(self, weights: Sequence[Tensor]) -> dict[int, list[Tensor]]:
         """Those that have a gradient, by the number of their step, which is counted here."""
-        found: defaultdict[int, list[Tensor]] = defaultdict(list)
+        by_step: defaultdict[int, list[Tensor]] = defaultdict(list)
         for weight in weights:
             if weight.grad is None:
                 continue
@@ -55,8 +55,8 @@ class OnePassAdamW(Optimizer):
                 state["step"] = torch.zeros(())
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
             state["step"] += 1
-            found[int(state["step"])].append(weight)
-        return found
+            by_step[int(state["step"])].append(weight)
+        return by_step
 
 
 def keep_copies(optimizer: Optimizer, model: nn.Module) -> None:

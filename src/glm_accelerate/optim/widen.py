@@ -74,7 +74,7 @@ class Gauge:
 
 
 def extremes(ranks: Iterable[list[float]]) -> Extremes:
-    """Of one unit, from the numbers of every rank."""
+    """The extremes of one unit, from the numbers of every rank."""
     value, gradient, count, lost = zip(*ranks, strict=True)
     largest = [torch.tensor(each).max().item() for each in (value, gradient)]  # NaN stays NaN
     return Extremes(largest[0], largest[1], sum(lost) / max(1.0, sum(count)))

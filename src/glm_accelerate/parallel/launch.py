@@ -166,13 +166,13 @@ class _Job:
 
     def _failures(self, *passed_over: int) -> list[str]:
         """Each rank that ended by another exit code than these, in words."""
-        found: list[str] = []
+        failures: list[str] = []
         for rank, process in enumerate(self.processes):
             code = process.exitcode
             if code is not None and code not in passed_over:
                 how = _name_of(-code) if code < 0 else f"exit code {code}"
-                found.append(f"rank {rank} (process {process.pid}) ended by {how}")
-        return found
+                failures.append(f"rank {rank} (process {process.pid}) ended by {how}")
+        return failures
 
     def _watch(self) -> None:
         silent = [sign for sign in heartbeat.signs(self.folder) if sign.seconds >= heartbeat.QUIET]

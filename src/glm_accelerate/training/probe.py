@@ -119,12 +119,12 @@ def _answer(asked: dict[str, Any], pass_begins: Barrier | None) -> None:
     sys.stdout.write(json.dumps(asdict(answer)))
 
 
-def _job(said: dict[str, Any]) -> Job:
-    """As JSON has it."""
-    adapted = said["adapted"] and tuple(said["adapted"])
+def _job(fields: dict[str, Any]) -> Job:
+    """The job that was given as JSON."""
+    adapted = fields["adapted"] and tuple(fields["adapted"])
     named: dict[str, Any] = {
-        **said,
-        "sizes": Sizes(**said["sizes"]),
+        **fields,
+        "sizes": Sizes(**fields["sizes"]),
         "offload": frozenset(),
         "adapted": adapted,
     }
@@ -132,7 +132,7 @@ def _job(said: dict[str, Any]) -> Job:
 
 
 def _model(config: RunConfig, job: Job, family: Family) -> Decoder:
-    """As training makes one, but for weights that need no drawing."""
+    """A model as training builds one, but without random weights."""
     plain = job.rest if job.base in ("nf4", "int8", "fp8") else job.base
     with torch.device("meta"):
         model = Decoder(job.sizes, Origin(family.name, {}, ""))

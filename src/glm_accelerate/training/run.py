@@ -47,7 +47,7 @@ def train(
 
     `on_read` is called as data are prepared, `on_built` with the plan and the proofs before the first step.
     """
-    few_kernels()  # as the command does: heard until oneDNN makes its first
+    few_kernels()  # as the command does: it counts until oneDNN compiles its first
     directory = Path(directory)
     began = time.perf_counter()
     with joined() as ranks, built(config, directory, start, observers, on_read, ranks) as ready:

@@ -1,7 +1,6 @@
 """Pickled weights become safetensors: the same tensors, one shard at a time, nothing unless all of it."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,9 @@ def pickled(directory: Path, shards: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Children cost a second each; tests/system has the real ones."""
-    monkeypatch.setattr(module, "_convert_apart", partial(unpickle, "weights"))
+    monkeypatch.setattr(
+        module, "unpickle_apart", lambda kind, pickled, target, _: unpickle(kind, pickled, target)
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 3])
