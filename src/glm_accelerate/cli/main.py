@@ -18,16 +18,6 @@ from glm_accelerate.runtime.env import few_kernels, one_range, share_cores, use_
 from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.runtime.streams import outlive_readers
 
-MAKE_ROOM = "make room, then run the same again"
-ALLOW = "let this user read and write there, or name another place"
-CURES = {
-    errno.ENOSPC: MAKE_ROOM,
-    errno.EDQUOT: MAKE_ROOM,
-    errno.EROFS: ALLOW,
-    errno.EACCES: ALLOW,
-    errno.EPERM: ALLOW,
-}
-
 VERBS = {
     "demo": "train a tiny GLM on generated data in two minutes, from nothing to a correct answer",
     "doctor": "what this machine has, what is missing, and the command that mends it",
@@ -95,8 +85,11 @@ def exit_code(act: Callable[[], int]) -> int:
 
 def _refusal(error: OSError) -> UserError | None:
     """What to mend, if a disk or its rights are in the way: full, over quota, read-only, not ours."""
-    cure = CURES.get(error.errno or 0)
-    if cure is None or (cure == ALLOW and error.filename is None):  # of no file: not about a disk
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cure = "make room, then run the same again"
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename is not None:
+        cure = "let this user read and write there, or name another place"
+    else:
         return None
     return UserError(error.strerror or str(error), where=error.filename, cure=cure)
 

@@ -7,8 +7,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,35 +81,27 @@ def expanded(path: str | Path) -> Path:
 
 def cache_root() -> Path:
     """Where tokenized data is kept: GLM_ACCELERATE_CACHE, else in the user's cache directory."""
-    own = os.environ.get("GLM_ACCELERATE_CACHE")
-    with _homes_named():
-        return Path(own).expanduser() if own else _users_cache()
+    return _cache_at(os.environ.get("GLM_ACCELERATE_CACHE"))
 
 
 def private_roots() -> list[Path]:
     """Where this user may have a folder that is nobody else's, the best place first."""
     roots: list[Path] = []
-    with suppress(UserError):
-        roots.append(cache_root())
-    with suppress(UserError), _homes_named():
-        roots.append(_users_cache())
+    for own in (os.environ.get("GLM_ACCELERATE_CACHE"), None):
+        with suppress(UserError):
+            roots.append(_cache_at(own))
     return [*dict.fromkeys(roots), Path(tempfile.gettempdir()) / f"glm-accelerate-{os.geteuid()}"]
 
 
-def _users_cache() -> Path:
+def _cache_at(own: str | None) -> Path:
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "glm-accelerate"
-
-
-@contextmanager
-def _homes_named() -> Generator[None]:
     try:
-        yield
-    except RuntimeError as error:  # no HOME, and a user of whom the system knows nothing, as in a container
-        raise UserError(
-            "this user has no home directory to keep a cache in",
-            cure="set GLM_ACCELERATE_CACHE to a directory, or HOME",
-        ) from error
+        if own:
+            return Path(own).expanduser()
+        return (Path(shared) if shared else Path.home() / ".cache") / "glm-accelerate"
+    except RuntimeError as error:  # no HOME, and a user whom the system does not know, as in a container
+        cure = "set GLM_ACCELERATE_CACHE to a directory, or HOME"
+        raise UserError("this user has no home directory to keep a cache in", cure=cure) from error
 
 
 def use_utf8() -> None:
