@@ -59,15 +59,12 @@ def cases(model: Decoder, lengths: Sequence[int], targets: int) -> Iterator[Case
     yield _norm(block, draw(1, tokens, sizes.width))
     yield _between(block, draw(1, tokens, sizes.width), draw(1, tokens, sizes.width))
     yield _swiglu(block, draw(1, tokens, 2 * sizes.mlp_width))
-    yield _attention(block.self_attn, sizes, lengths, draw(1, tokens, _columns(sizes)))
+    columns = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_width
+    yield _attention(block.self_attn, sizes, lengths, draw(1, tokens, columns))
     for name, part in block.named_modules():
         if isinstance(part, Linear):
             yield _linear(name, part, draw(1, tokens, part.inputs))
     yield _loss(model, draw(targets, sizes.width))
-
-
-def _columns(sizes: Sizes) -> int:
-    return (sizes.heads + 2 * sizes.kv_heads) * sizes.head_width
 
 
 def _trained(*parameters: Tensor) -> Outputs:

@@ -30,6 +30,7 @@ REMARKS_KEPT = 5  # of each kind
 
 Int32s = NDArray[np.int32]
 
+_TOTALS = ("samples", "tokens", "targets", "truncated", "bad")
 _KINDS = {"tokens": np.int32, "offsets": np.int64, "targets": np.int32, "places": np.int32}
 
 
@@ -134,13 +135,8 @@ class Store:
     def report(self) -> StoreReport:
         reports = [part.report for part in self.parts]
         return StoreReport(
-            samples=sum(report.samples for report in reports),
-            tokens=sum(report.tokens for report in reports),
-            targets=sum(report.targets for report in reports),
-            truncated=sum(report.truncated for report in reports),
+            **{name: sum(getattr(report, name) for report in reports) for name in (*_TOTALS, "bytes")},
             dropped=dict(sum((Counter(report.dropped) for report in reports), Counter[str]())),
-            bad=sum(report.bad for report in reports),
-            bytes=sum(report.bytes for report in reports),
             remarks=tuple(remark for report in reports for remark in report.remarks),
         )
 
@@ -240,8 +236,7 @@ class Writer:
         self._files = {name: open_private(directory / f"{name}.bin", "wb") for name in _KINDS}
         self._digests = {name: hashlib.sha256() for name in _KINDS}
         self._write("offsets", bytes(8))
-        self._samples = self._tokens = self._targets = self._truncated = self._bad = 0
-        self._dropped = Counter[str]()
+        self._totals, self._dropped = Counter[str](), Counter[str]()
         self._remarks: dict[str, list[Remark]] = {}
 
     def __enter__(self) -> Self:
@@ -255,19 +250,17 @@ class Writer:
 
     @property
     def bytes_written(self) -> int:
-        return 4 * self._tokens + 16 * self._samples
+        return 4 * self._totals["tokens"] + 16 * self._totals["samples"]
 
     def append(self, block: EncodedBlock) -> None:
-        ends = self._tokens + np.cumsum(block.lengths, dtype=np.int64)
+        ends = self._totals["tokens"] + np.cumsum(block.lengths, dtype=np.int64)
         self._write("tokens", block.tokens.data)
         self._write("offsets", ends.data)
         self._write("targets", block.targets.data)
         self._write("places", block.lines.data)
-        self._samples += len(block.lengths)
-        self._tokens += len(block.tokens)
-        self._targets += int(block.targets.sum())
-        self._truncated += block.truncated
-        self._bad += block.bad
+        learnt = int(block.targets.sum())
+        totals = (len(block.lengths), len(block.tokens), learnt, block.truncated, block.bad)
+        self._totals.update(dict(zip(_TOTALS, totals, strict=True)))
         self._dropped.update(block.dropped)
         for remark in block.remarks:
             kept = self._remarks.setdefault(remark.reason.partition(":")[0], [])
@@ -286,12 +279,8 @@ class Writer:
         report = {
             "version": FORMAT_VERSION,
             "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
-            "samples": self._samples,
-            "tokens": self._tokens,
-            "targets": self._targets,
-            "truncated": self._truncated,
+            **{name: self._totals[name] for name in _TOTALS},
             "dropped": dict(self._dropped),
-            "bad": self._bad,
             "bytes": source_bytes,
             "remarks": [
                 [remark.place.line, remark.reason] for kept in self._remarks.values() for remark in kept

@@ -1,6 +1,5 @@
 """Linear layers, x W^T + b, alone or frozen with a LoRA adapter. S rows, I inputs, O outputs, r rank."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -111,12 +110,12 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        grads, (weight_OI,) = _backward(ctx, grad_outputs[0], ctx.needs_input_grad[0])
+        grad_A, grad_B, dropped, keep, weight_OI = _backward(ctx, grad_outputs[0], ctx.needs_input_grad[0])
         grad_x = None
-        if grads.dropped is not None:
+        if dropped is not None:
             grad_x = grad_outputs[0] @ weight_OI
-            add_dropped(grad_x, grads.dropped, grads.keep)
-        return grad_x, None, None, grads.A, grads.B, None, None
+            add_dropped(grad_x, dropped, keep)
+        return grad_x, None, None, grad_A, grad_B, None, None
 
 
 def add_adapter(
@@ -138,9 +137,9 @@ class _Adapter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        grads, _ = _backward(ctx, grad_outputs[0], ctx.needs_input_grad[1])
-        grad_x = None if grads.dropped is None else drop(grads.dropped, grads.keep)
-        return grad_outputs[0], grad_x, grads.A, grads.B, None, None
+        grad_A, grad_B, dropped, keep, _ = _backward(ctx, grad_outputs[0], ctx.needs_input_grad[1])
+        grad_x = None if dropped is None else drop(dropped, keep)
+        return grad_outputs[0], grad_x, grad_A, grad_B, None, None
 
 
 def _add(
@@ -151,36 +150,28 @@ def _add(
     B_Or: Tensor,
     keep: Keep,
     scale: float,
-    *others: Tensor,
+    weight_OI: Tensor | None = None,
 ) -> None:
-    """Adds the adapter's product into `out`, and keeps what `_backward` needs, with `others`."""
+    """Adds the adapter's product into `out`, and keeps what `_backward` needs, with the frozen weight."""
     down_Sr = drop(x, keep).flatten(0, -2) @ A_rI.to(x.dtype).T
     out.flatten(0, -2).addmm_(down_Sr, B_Or.to(x.dtype).T, alpha=scale)
     mask = keep if isinstance(keep, Tensor) else None
-    ctx.save_for_backward(x, A_rI, B_Or, mask, down_Sr, *others)
+    ctx.save_for_backward(x, A_rI, B_Or, mask, down_Sr, weight_OI)
     ctx.scale, ctx.keep = scale, None if mask is not None else keep
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    """Gradients of an adapter. `dropped` is that of dropout(x), if x's is wanted."""
-
-    A: Tensor
-    B: Tensor
-    dropped: Tensor | None
-    keep: Keep
-
-
-def _backward(ctx: Any, grad: Tensor, wants_x: bool) -> tuple[_Gradients, list[Tensor]]:
-    """Gradients from what `_add` kept, and the others that it kept."""
-    x, A_rI, B_Or, mask, down_Sr, *others = ctx.saved_tensors
+def _backward(
+    ctx: Any, grad: Tensor, wants_x: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Keep, Tensor | None]:
+    """Gradients of A, of B and, if x's is wanted, of dropout(x); the mask; and the frozen weight."""
+    x, A_rI, B_Or, mask, down_Sr, weight_OI = ctx.saved_tensors
     keep: Keep = ctx.keep if mask is None else mask
     grad_SO = grad.flatten(0, -2)
     grad_Sr = (grad_SO @ B_Or.to(x.dtype)) * ctx.scale
     grad_A = (grad_Sr.T @ drop(x, keep).flatten(0, -2)).to(A_rI.dtype)
     grad_B = (grad_SO.T @ down_Sr).to(B_Or.dtype) * ctx.scale
     dropped = (grad_Sr @ A_rI.to(x.dtype)).view_as(x) if wants_x else None
-    return _Gradients(grad_A, grad_B, dropped, keep), others
+    return grad_A, grad_B, dropped, keep, weight_OI
 
 
 class _NativeLora(torch.autograd.Function):
