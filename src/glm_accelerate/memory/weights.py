@@ -14,7 +14,6 @@ SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 WIDE = 4  # bytes of a weight that trains, of its gradient where that is a sum, and of a moment
 LEAST_MOVED = 2**16  # bytes of a frozen weight that memory/frozen.py moves
 PACKED = ("nf4", "int8", "fp8")
-MATRICES = ("matrix", "head")  # that are multiplied with
 LEAST_PACKED, SCALED = 4096, 256  # of adamw8bit: numbers of a moment that is packed, and of one scale
 BUCKET = 32 * 2**20  # bytes of gradients that ranks sum at once (parallel/reduce.py)
 
@@ -155,9 +154,8 @@ def moments(optimizer: str, weight: Weight, shards: int) -> int:
         rows = -(-weight.rows // shards)
         return WIDE * (numbers if weight.columns == 1 else rows + weight.columns) + WIDE
     if optimizer == "adamw8bit" and numbers >= LEAST_PACKED and numbers % SCALED == 0:
-        return (
-            2 * (numbers + numbers // SCALED * WIDE + 256 * WIDE) + WIDE
-        )  # codes, scales, a table of levels
+        codes, scales, levels = numbers, numbers // SCALED * WIDE, 256 * WIDE
+        return 2 * (codes + scales + levels) + WIDE
     return 2 * WIDE * numbers + WIDE
 
 
@@ -193,4 +191,5 @@ def copied(job: Job) -> bool:
 
 def copy_bytes(job: Job) -> int:
     """Those copies, in bfloat16; an embedding, and a head that is one, have none."""
-    return 2 * sum(weight.part(1) for weight in trained(job) if weight.kind in MATRICES) * copied(job)
+    multiplied = ("matrix", "head")
+    return 2 * sum(weight.part(1) for weight in trained(job) if weight.kind in multiplied) * copied(job)

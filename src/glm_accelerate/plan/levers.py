@@ -63,65 +63,60 @@ def possible(setting: Setting) -> bool:
     job = setting.job
     if job.base in PACKED and (job.method not in ("lora", "prefix") or job.compute == "fp8"):
         return False
-    try:
-        refuse(job, float(job.clips))
-    except UserError:
-        return False
-    return True
+    return conflict(job, float(job.clips)) is None
 
 
-def refuse(job: Job, clip: float) -> None:
-    """A UserError names what cannot go together. `clip`: the limit of all gradients' norm, 0 for none."""
-    if job.fuse_update:
-        _refuse_fused(job, clip)
-    if "optimizer" in job.offload and job.ranks > 1:
-        raise UserError(
-            "memory.offload=[optimizer] is for one process",
-            cure="parallel.shard=full instead, which divides the moments over ranks",
-        )
-    if "optimizer" in job.offload and job.compute == "float16":
-        raise UserError(
-            "memory.offload=[optimizer] cannot go with precision.compute=float16",
-            cure="precision.compute=bfloat16",
-        )
-    if "weights" in job.offload and job.method == "full":
-        raise UserError(
-            "memory.offload=[weights] moves frozen weights, and adapt.method=full has none",
-            cure="memory.offload=[optimizer], or adapt.method=lora",
-        )
-    if "weights" in job.offload and job.shards > 1:
-        raise UserError("memory.offload=[weights] cannot go with parallel.shard", cure="one of the two")
-    if job.optimizer in ("adamw8bit", "adafactor") and job.shards > 1:
-        raise UserError(
-            f"optim.name={job.optimizer} cannot go with parallel.shard",
-            cure="parallel.shard=off, or optim.name=adamw, whose moments are divided over ranks",
-        )
-    if job.fuse_update and job.passes > 1:
-        raise UserError(
-            "some step has several passes, and memory.fuse_update frees gradients after one",
-            cure="memory.fuse_update=off, fewer samples a step, or a larger train.micro_tokens",
-        )
-
-
-def _refuse_fused(job: Job, clip: float) -> None:
+def conflict(job: Job, clip: float) -> UserError | None:
+    """The first that cannot go together, by name. `clip`: the limit of all gradients' norm, 0 for none."""
+    fused, float16, divided = job.fuse_update, job.compute == "float16", job.shards > 1
+    moments, weights = "optimizer" in job.offload, "weights" in job.offload
     off = "memory.fuse_update=off"
-    if clip > 0:
-        what = f"optim.clip={clip:g} needs the norm of all gradients before the first update"
-        raise UserError(
-            f"{what}, memory.fuse_update has one at a time",
-            cure=f"optim.clip=0 (optim.name=adafactor limits every update by itself), or {off}",
-        )
-    if job.compute == "float16":
-        raise UserError(
+    rules = (
+        (
+            fused and clip > 0,
+            f"optim.clip={clip:g} needs the norm of all gradients before the first update, "
+            "memory.fuse_update has one at a time",
+            f"optim.clip=0 (optim.name=adafactor limits every update by itself), or {off}",
+        ),
+        (
+            fused and float16,
             "precision.compute=float16 overflows now and then, memory.fuse_update cannot take a step back",
-            cure=f"precision.compute=bfloat16, or {off}",
-        )
-    if job.ranks > 1:
-        raise UserError("memory.fuse_update is for one process", cure=off)
-    if "optimizer" in job.offload:
-        raise UserError(
-            "memory.offload=[optimizer] and memory.fuse_update both take gradients as they are made", cure=off
-        )
+            f"precision.compute=bfloat16, or {off}",
+        ),
+        (fused and job.ranks > 1, "memory.fuse_update is for one process", off),
+        (
+            fused and moments,
+            "memory.offload=[optimizer] and memory.fuse_update both take gradients as they are made",
+            off,
+        ),
+        (
+            moments and job.ranks > 1,
+            "memory.offload=[optimizer] is for one process",
+            "parallel.shard=full instead, which divides the moments over ranks",
+        ),
+        (
+            moments and float16,
+            "memory.offload=[optimizer] cannot go with precision.compute=float16",
+            "precision.compute=bfloat16",
+        ),
+        (
+            weights and job.method == "full",
+            "memory.offload=[weights] moves frozen weights, and adapt.method=full has none",
+            "memory.offload=[optimizer], or adapt.method=lora",
+        ),
+        (weights and divided, "memory.offload=[weights] cannot go with parallel.shard", "one of the two"),
+        (
+            divided and job.optimizer in ("adamw8bit", "adafactor"),
+            f"optim.name={job.optimizer} cannot go with parallel.shard",
+            "parallel.shard=off, or optim.name=adamw, whose moments are divided over ranks",
+        ),
+        (
+            fused and job.passes > 1,
+            "some step has several passes, and memory.fuse_update frees gradients after one",
+            f"{off}, fewer samples a step, or a larger train.micro_tokens",
+        ),
+    )
+    return next((UserError(what, cure=cure) for applies, what, cure in rules if applies), None)
 
 
 def up_to(lever: Lever, tier: int) -> Lever:

@@ -20,7 +20,7 @@ from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
-from glm_accelerate.plan.levers import refuse
+from glm_accelerate.plan.levers import conflict
 from glm_accelerate.plan.run_plan import Memory, Reason, RunPlan
 from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
 from glm_accelerate.runtime.device import device_kind
@@ -86,7 +86,8 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     codec = _saving(config, reasons)
     cores = f"{hardware.cores} cores" + (" assumed" if hardware.assumed else "")
     say("device", hardware.name, f"{hardware.device}, {cores}")
-    refuse(job, config.optim.clip)
+    if error := conflict(job, config.optim.clip):
+        raise error
     recomputes = job.recompute != "off"
     only_to_fit = config.memory.recompute == "auto" and recomputes
     plan = RunPlan(

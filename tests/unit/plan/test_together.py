@@ -1,6 +1,5 @@
 """What cannot go together is refused by name, with a cure that is none of what was refused."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.plan.levers import refuse
+from glm_accelerate.plan.levers import conflict
 from glm_accelerate.runtime.errors import UserError
 
 SIZES = Sizes(64, 32, 48, 2, 4, 2, 8, 1e-5, 1e4, 8, False, 128, sandwich=True)
@@ -16,12 +15,12 @@ PLAIN = Job(SIZES, offload=frozenset({"activations"}), ranks=2, shards=2)
 FUSED: dict[str, Any] = {"fuse_update": True, "ranks": 1, "shards": 1}
 
 
-def check(changes: dict[str, Any]) -> None:
+def error_of(changes: dict[str, Any]) -> UserError | None:
     """Clipped by 1 where nothing else is said and updates are not fused."""
     clip = 0.0 if changes.get("fuse_update") else 1.0
     job = {key: frozenset(value) if key == "offload" else value for key, value in changes.items()}
     clip = job.pop("clip", clip)
-    refuse(replace(PLAIN, **job), clip)
+    return conflict(replace(PLAIN, **job), clip)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def check(changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_goes_together(changes: dict[str, Any]) -> None:
-    check(changes)
+    assert error_of(changes) is None
 
 
 @pytest.mark.parametrize(
@@ -59,6 +58,7 @@ def test_what_goes_together(changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not(changes: dict[str, Any], names: str, cure: str) -> None:
-    with pytest.raises(UserError, match=re.escape(names)) as refused:
-        check(changes)
-    assert cure in (refused.value.cure or "")
+    error = error_of(changes)
+    assert error is not None
+    assert names in str(error)
+    assert cure in (error.cure or "")
