@@ -1,6 +1,7 @@
 """Every kind of bench on a tiny run: figures that agree with each other, and nothing left behind."""
 
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Heard:
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Temporary files of the bench, and nowhere else to write."""
+    import_module("torch._dynamo")  # makes a folder of its own when it is first imported
     place = tmp_path / "scratch"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
