@@ -1,4 +1,4 @@
-"""Trained tensors into a model that has a place for each of them: the one way for all who do it."""
+"""Loading trained tensors into a model: the one way for all who do it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,20 +59,20 @@ class WholeTensors:
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What training moves, by name."""
+    """The parameters that training changes, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()
 def put(model: nn.Module, source: TensorSource, where: object, table: CutTable = ONE_PROCESS) -> None:
-    """A source's weights into the model; each rank reads its own part alone."""
+    """Copy a source's weights into the model; each rank reads its own part alone."""
     free(model)  # first: what a forward pass has gathered are other parameters, of other weights
-    places, shapes = trained(model), source.shapes(WEIGHTS)
-    if odd := sorted(places.keys() ^ shapes.keys()):
+    parameters, shapes = trained(model), source.shapes(WEIGHTS)
+    if odd := sorted(parameters.keys() ^ shapes.keys()):
         raise UserError(f"trains other tensors than this config, as {odd[0]}", where=where)
-    for name, parameter in places.items():
+    for name, parameter in parameters.items():
         wanted = table.part(name, parameter).shape
         if shapes[name] != wanted:
             raise UserError(f"{name} is {list(shapes[name])}, this config wants {list(wanted)}", where=where)
-    for name, parameter in places.items():
+    for name, parameter in parameters.items():
         local_of(parameter).copy_(table.read(name, parameter, partial(source.tensor, WEIGHTS, name)))

@@ -27,28 +27,28 @@ TOKENIZER_FILES = (
 )
 
 
-def free_place(out: Path) -> Path:
+def require_free(out: Path) -> Path:
     """Where links lead from `out`; a UserError where no new directory can be put in its place."""
-    place = Path(os.path.realpath(out))
-    if place.is_mount():
+    target = Path(os.path.realpath(out))
+    if target.is_mount():
         raise UserError(
             "is a mount point, which cannot be replaced",
             where=out,
             cure=f"name one below it: {out / 'model'}",
         )
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError("exists already", where=out, cure="name a new directory")
-    if place == Path(os.path.realpath(".")):
+    if target == Path(os.path.realpath(".")):
         raise UserError(
             "is the current directory, which cannot be replaced", where=out, cure="name a new one"
         )
-    return place
+    return target
 
 
 @contextmanager
 def new_directory(out: Path) -> Generator[Path]:
     """A directory to fill that becomes `out` when the block ends well, and vanishes when it does not."""
-    out = free_place(out)
+    out = require_free(out)
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,8 @@ from glm_accelerate.export.directory import (
     TOKENIZER_FILES,
     code_files,
     copy_files,
-    free_place,
     new_directory,
+    require_free,
 )
 from glm_accelerate.models.adapt import adapted_layers, merge
 from glm_accelerate.models.adapter_files import save_adapter
@@ -54,7 +54,7 @@ def export(
     done to a whole model before; by default a compressed one is written as a plain one, unless `layout` is
     "structured", which this program alone reads.
     """
-    free_place(out)  # before a model is read for nothing
+    require_free(out)  # before a model is read for nothing
     opened = open_model(source, base=base, dtype=dtype)
     kind: Literal["model", "adapter", "prefix"] = "model"
     if opened.model.prefix is not None:

@@ -36,9 +36,8 @@ class HostOptimizer(Optimizer):
         *,
         dtype: torch.dtype | None = None,
         room: int = ROOM,
-        lane: Lane | None = None,
     ) -> None:
-        self.lane = lane or Lane(device)
+        self.lane = Lane(device)
         self.window = Window(room)
         self.weights: dict[nn.Parameter, nn.Parameter] = {}  # by master
         self.inner = make(

@@ -58,13 +58,13 @@ class Gauge:
         if isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(lambda gradient: self._add(gradient, 1))
 
-    def _add(self, tensor: Tensor, place: int) -> None:
+    def _add(self, tensor: Tensor, slot: int) -> None:
         sizes = tensor.detach().abs()
         if self.seen is None:
             self.seen = torch.zeros(4, dtype=torch.float64, device=tensor.device)
         if tensor.numel():
-            self.seen[place] = torch.maximum(self.seen[place], sizes.amax().double())
-        if place:
+            self.seen[slot] = torch.maximum(self.seen[slot], sizes.amax().double())
+        if slot:
             self.seen[2] += (sizes > 0).sum()
             self.seen[3] += ((sizes > 0) & (sizes < self.least)).sum()
 

@@ -1,6 +1,6 @@
 """What a run takes besides its tensors on this machine, and how fast it trains: measured, not assumed.
 
-A child process (train/probe.py) starts as the run would and trains as many blocks of the same widths as take
+A child process (training/probe.py) starts as the run would and trains blocks of its widths, as many as take
 seconds; for a run of several ranks, as many copies of it at the same time. Its answer is kept: runs of the
 same model, data and adapter ask a machine once.
 """
