@@ -89,6 +89,24 @@ ENDLESS = ["train.steps=100000", "precision.compile=off", "evaluate.where=inline
 FRESH = [sys.executable, "-m", "glm_accelerate.cli.main"]
 
 
+Whole = tuple[dict[str, torch.Tensor], dict[int, tuple[float, float, float]]]
+
+
+@pytest.fixture(scope="module")
+def finished() -> list[Whole]:
+    """What a run of `tiny_run` came to, once a test has made it."""
+    return []
+
+
+@pytest.fixture
+def whole(finished: list[Whole], tiny_run: Said, tmp_path: Path) -> Whole:
+    """The last state and the steps of a run that nothing interrupted, made once for all tests here."""
+    if not finished:
+        go(tiny_run, tmp_path / "whole")
+        finished.append((state(tmp_path / "whole", 14), steps(tmp_path / "whole")))
+    return finished[0]
+
+
 @pytest.fixture
 def command(tiny_run: Said, tmp_path: Path) -> list[str]:
     """The command of the run, with its config in a file."""
@@ -123,10 +141,9 @@ def test_resume_is_bit_identical(method: str, ends: Sequence[int], tiny_run: Sai
     assert resumed == [*ends]
 
 
-def test_evaluation_does_not_touch_training(tiny_run: Said, tmp_path: Path) -> None:
-    go(tiny_run, tmp_path / "with")
+def test_evaluation_does_not_touch_training(whole: Whole, tiny_run: Said, tmp_path: Path) -> None:
     go(tiny_run, tmp_path / "without", data={"dev": None})
-    assert same(state(tmp_path / "with", 14), state(tmp_path / "without", 14))
+    assert same(whole[0], state(tmp_path / "without", 14))
 
 
 def test_all_counts_come_back() -> None:
@@ -153,10 +170,9 @@ def test_all_counts_come_back() -> None:
 
 
 def test_killed_anywhere_it_goes_on(
-    command: list[str], tiny_run: Said, tmp_path: Path, warm: Callable[..., Warm]
+    command: list[str], whole: Whole, tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
     """SIGKILL at different moments, until the run gets through; the result is as if nothing had happened."""
-    go(tiny_run, tmp_path / "whole")
     events = tmp_path / "run" / "events.jsonl"
     for wanted in (2, 7, 11):
         process = warm(*command)
@@ -167,8 +183,8 @@ def test_killed_anywhere_it_goes_on(
             time.sleep(0.01)
         process.wait()
     assert warm(*command).wait(120) == 0
-    assert same(state(tmp_path / "whole", 14), state(tmp_path / "run", 14))
-    assert steps(tmp_path / "whole") == steps(tmp_path / "run")
+    assert same(whole[0], state(tmp_path / "run", 14))
+    assert whole[1] == steps(tmp_path / "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -254,8 +270,7 @@ def test_a_mistake_before_the_first_step_can_be_mended(tiny_run: Said, tmp_path:
     assert go(tiny_run, tmp_path / "run").done
 
 
-def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> None:
-    go(tiny_run, tmp_path / "whole")
+def test_a_damaged_checkpoint_is_passed_over(whole: Whole, tiny_run: Said, tmp_path: Path) -> None:
     run = tmp_path / "run"
     go(tiny_run, run, stop_after=8)
     damaged = run / "checkpoints" / "checkpoint-8" / "weights-0-of-1.safetensors"
@@ -267,7 +282,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_run: Said, tmp_path: Path) -> 
     assert go(tiny_run, run).done
     warnings = [event["said"] for event in read_events(run / "events.jsonl") if event["kind"] == "warning"]
     assert any("weights-0-of-1.safetensors is damaged" in said for said in warnings)
-    assert same(state(tmp_path / "whole", 14), state(run, 14))
+    assert same(whole[0], state(run, 14))
     assert (run / "abandoned" / "checkpoint-8").is_dir()
     with pytest.raises(UserError, match="damaged"):
         go(tiny_run, run, start=Start(resume=str(run / "abandoned" / "checkpoint-8")))
