@@ -67,21 +67,24 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("method", "ranks", "shard"),
+    ("method", "ranks", "layout"),
     [
-        ("full", 3, "full"),
-        ("full", 4, "2"),
-        ("lora", 2, "off"),
-        pytest.param("full", 2, "full", marks=pytest.mark.prove),
-        pytest.param("lora", 3, "full", marks=pytest.mark.prove),
+        ("full", 3, "shard=full"),
+        ("full", 4, "shard=2"),
+        ("lora", 2, "shard=off"),
+        ("full", 4, "tensor=4"),
+        ("lora", 4, "tensor=2 parallel.shard=full"),
+        pytest.param("full", 2, "shard=full", marks=pytest.mark.prove),
+        pytest.param("lora", 3, "shard=full", marks=pytest.mark.prove),
+        pytest.param("lora", 2, "tensor=2", marks=pytest.mark.prove),
     ],
 )
 def test_n_ranks_learn_what_one_learns(
-    method: str, ranks: int, shard: str, config: Path, tmp_path: Path, go: Callable[..., str]
+    method: str, ranks: int, layout: str, config: Path, tmp_path: Path, go: Callable[..., str]
 ) -> None:
     more = [f"adapt.method={method}", "adapt.dropout=0.0"]
     go(config, tmp_path / "one", 1, *more)
-    go(config, tmp_path / "many", ranks, *more, f"parallel.shard={shard}")
+    go(config, tmp_path / "many", ranks, *more, *f"parallel.{layout}".split())
     one, many = figures(tmp_path / "one"), figures(tmp_path / "many")
     assert len(one) == len(many) == STEPS
     for (loss, norm), (its_loss, its_norm) in zip(one, many, strict=True):
@@ -152,12 +155,13 @@ def test_a_job_started_again_keeps_what_it_did(
     assert begun[2] >= 25
 
 
-def test_saved_at_three_and_gone_on_with_at_two_and_one(
+def test_saved_at_three_gone_on_with_by_two_that_share_products_and_by_one(
     config: Path, tmp_path: Path, go: Callable[..., str]
 ) -> None:
     run = tmp_path / "parts"
     go(config, run, 3, "train.steps=10", "optim.schedule=constant")
-    go(config, run, 2, "train.steps=15", "optim.schedule=constant", "--accept-changes")
+    shared = ("train.steps=15", "optim.schedule=constant", "parallel.tensor=2", "--accept-changes")
+    go(config, run, 2, *shared)
     said = go(config, run, 1, "train.steps=20", "optim.schedule=constant", "--accept-changes")
     assert "ranks was 2, now 1" in " ".join(said.split())
     go(config, tmp_path / "constant", 1, "optim.schedule=constant")

@@ -37,7 +37,6 @@ class Recipe:
     float8: bool = False  # products in 8 bits
     recompute: bool = False
     compiled: bool = False
-    shards: int = 1  # ranks that share one copy
     read_to: ReadTo = "device"
     offload: bool = False  # frozen weights of blocks come from the host
     copies: bool = False  # of weights that are kept in another dtype than products are computed in
@@ -47,7 +46,7 @@ def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Reci
     """The model of a run, as planned."""
     moved = {"weights", "optimizer"} & set(plan.offload)  # read to the host, and sent from there
     return replace(
-        _recipe(config, plan, files, plan.shards, to_host=bool(moved)),
+        _recipe(config, plan, files, divided=plan.shards * plan.tensor * plan.query > 1, to_host=bool(moved)),
         compute=torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute),
         float8=plan.compute == "fp8",
         recompute=plan.recompute,
@@ -57,13 +56,13 @@ def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Reci
 
 
 def evaluation_recipe(
-    config: RunConfig, plan: RunPlan, files: ModelFiles, device: torch.device, shards: int
+    config: RunConfig, plan: RunPlan, files: ModelFiles, device: torch.device, divided: bool
 ) -> Recipe:
-    """A run's model for another process that only evaluates it. `shards`: its ranks, if they divide it."""
+    """A run's model for other processes that only evaluate it. `divided`: each has a part of it."""
     return replace(
-        _recipe(config, plan, files, shards, to_host=False),
+        _recipe(config, plan, files, divided, to_host=False),
         compute=evaluation_dtype(config, plan, device),
-        compiled=plan.compile and shards == 1,
+        compiled=plan.compile and not divided,
         copies=True,
     )
 
@@ -78,9 +77,9 @@ def evaluation_dtype(config: RunConfig, plan: RunPlan, device: torch.device) -> 
     return torch.bfloat16 if name == "fp8" else getattr(torch, name)
 
 
-def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to_host: bool) -> Recipe:
+def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, divided: bool, to_host: bool) -> Recipe:
     """What both recipes share. A rank reads its part alone, unless merging needs the whole."""
-    quantized, divided = kind_of(config.adapt), shards > 1
+    quantized = kind_of(config.adapt)
     read_to: ReadTo = "meta" if divided else "device"
     if to_host or (divided and files.begun_on is not None):
         read_to = "cpu"
@@ -90,6 +89,5 @@ def _recipe(config: RunConfig, plan: RunPlan, files: ModelFiles, shards: int, to
         config.train.seed,
         dtype=getattr(torch, config.model.dtype if quantized else plan.dtype),
         quantized=quantized,
-        shards=shards,
         read_to=read_to,
     )

@@ -215,6 +215,8 @@ class ParallelSection(Section):
 
     shard: Auto | Literal["off", "full"] | Annotated[int, Field(ge=1)] = "auto"
     """How many ranks share one copy of weights and moments. off: each has its own; full: all share one."""
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """How many ranks share every matrix product: each has some heads, some of each MLP, some words."""
 
 
 class CheckpointSection(Section):

@@ -4,7 +4,7 @@ exist at once. Gradients are made in the same pass as the loss, chunk by chunk, 
 Letters: S rows that have a target, H width, V vocabulary.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,16 @@ from glm_accelerate.runtime.device import device_kind
 CPU_BYTES, GPU_BYTES = 64 * 2**20, 256 * 2**20
 ROWS = 64  # rows are filled up to a multiple
 BOOST = 1024.0  # of float16 gradients: most of a wide softmax (1 / 151,552 each) would be subnormal
+
+
+class VocabularyPart(Protocol):
+    """Of several processes with the same rows, each has the weights of some words: which are here."""
+
+    first: int
+
+    def join(self, sums_2S: Tensor) -> Tensor:
+        """Over all processes, of each row the logsumexp of the first and the sum of the second number."""
+        ...
 
 
 def linear_cross_entropy_reference(hidden_SH: Tensor, weight_VH: Tensor, labels_S: Tensor) -> Tensor:
@@ -36,15 +46,17 @@ def linear_cross_entropy(
     *,
     scale: float = 1.0,
     copy_VH: Tensor | None = None,
+    part: VocabularyPart | None = None,
 ) -> Tensor:
     """`scale` times the sum over rows of -log softmax(hidden @ weight.T)[label], as a float32 scalar.
 
     `form` is as `choose_form` says unless it is given. Of a frozen weight there is no gradient. `copy`: the
     weight in the dtype of `hidden`, if there is one; the gradient is the weight's, in its `grad_dtype`.
+    `part`: V are some of the words alone. The loss is that of all, the gradient of `hidden` what these make.
     """
     form = form or choose_form(facts_of(hidden_SH.device), hidden_SH.dtype, compiled=False)[0]
     learns = torch.is_grad_enabled()
-    loss: Any = _Chunked.apply(hidden_SH, weight_VH, labels_S, form, learns, scale, copy_VH)
+    loss: Any = _Chunked.apply(hidden_SH, weight_VH, labels_S, form, learns, scale, copy_VH, part)
     return loss
 
 
@@ -66,6 +78,7 @@ class _Chunked(torch.autograd.Function):
         learns: bool,
         scale: float,
         copy_VH: Tensor | None,
+        part: VocabularyPart | None,
     ) -> Tensor:
         wants_hidden, wants_weight = (learns and wants for wants in ctx.needs_input_grad[:2])
         count = len(hidden_SH)
@@ -90,18 +103,22 @@ class _Chunked(torch.autograd.Function):
         for start in range(0, len(hidden_SH), rows):
             hidden, labels = hidden_SH[start : start + rows], labels_S[start : start + rows]
             logits = product(hidden, weight.T, None, native)
-            losses, grad = _of_logits(logits, labels, form, boost, wants_hidden or wants_weight)
+            wants_any = wants_hidden or wants_weight
+            if part is None:
+                losses, grad = _of_logits(logits, labels, form, boost, wants_any)
+            else:
+                losses, grad = _of_part(logits, labels, form, boost, wants_any, part)
             total += losses[: count - start].sum()
             if grad_hidden is not None:
                 grad_hidden[start : start + rows] = product(grad, weight, None, native)
-            part = _wide_product(grad.T, hidden, native) if wants_weight else None
+            added = _wide_product(grad.T, hidden, native) if wants_weight else None
             del logits, grad  # before the sum, which makes a float32 copy of a narrower part
-            if part is not None:
+            if added is not None:
                 if grad_weight is not None:
-                    grad_weight.add_(part)
+                    grad_weight.add_(added)
                 else:  # one chunk of all rows is not summed
-                    grad_weight = part if rows >= len(hidden_SH) else part.to(wide)
-            del part
+                    grad_weight = added if rows >= len(hidden_SH) else added.to(wide)
+            del added
         if wants_weight and grad_weight is None:  # no row has a target
             grad_weight = torch.zeros_like(weight_VH, dtype=wide)
         ctx.save_for_backward(None if grad_hidden is None else grad_hidden[:count], grad_weight)
@@ -119,7 +136,7 @@ class _Chunked(torch.autograd.Function):
             if grad_weight is not None:
                 wide = grad_weight.to(torch.promote_types(grad_weight.dtype, ctx.weight_dtype))
                 grad_weight = wide.mul_(factor_11)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), *(None,) * 5
+        return grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), *(None,) * 6
 
 
 def _of_logits(
@@ -137,6 +154,27 @@ def _of_logits(
     wide = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
     losses, grad = _in_place(wide, labels_S[:, None], boost)
     return losses, grad.to(logits_SV.dtype)
+
+
+def _of_part(
+    logits_SV: Tensor, labels_S: Tensor, form: Form, boost: float, wants_grad: bool, part: VocabularyPart
+) -> tuple[Tensor, Tensor]:
+    """The same where other processes have the other words: a softmax over these words is the softmax over all
+    divided by the share of these.
+    """
+    own_S = labels_S - part.first
+    here_S = (own_S >= 0) & (own_S < logits_SV.shape[1])
+    own_S = own_S.where(here_S, 0)  # of other words any one, and corrected below
+    picked_S = logits_SV.gather(1, own_S[:, None])[:, 0]
+    picked_S = picked_S.to(torch.promote_types(picked_S.dtype, torch.float32))
+    losses, grad_SV = _of_logits(logits_SV, own_S, form, boost, wants_grad)
+    sums_S = losses.flatten() + picked_S
+    all_S, target_S = part.join(torch.stack((sums_S, picked_S * here_S)))
+    if wants_grad:
+        grad_SV.mul_((sums_S - all_S).exp()[:, None])
+        picked_grad_S = boost * ((picked_S - all_S).exp() - here_S.to(all_S))
+        grad_SV.scatter_(1, own_S[:, None], picked_grad_S[:, None].to(grad_SV.dtype))
+    return all_S - target_S, grad_SV
 
 
 def _in_place(logits_SV: Tensor, labels_S1: Tensor, boost: float) -> tuple[Tensor, Tensor]:

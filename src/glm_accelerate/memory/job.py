@@ -36,7 +36,8 @@ class Job:
     recompute: Literal["off", "blocks"] = "off"
     offload: frozenset[str] = frozenset()  # of activations, optimizer, weights
     fuse_update: bool = False  # a weight is updated as soon as its gradient is there
-    ranks: int = 1
+    ranks: int = 1  # that take other samples
+    tensor: int = 1  # ... times so many that share every product: `sizes` are of one of these
     shards: int = 1  # ranks that share one copy of weights, gradients and moments
     device: str = "cpu"
     form: Form = "eager"

@@ -4,7 +4,7 @@ Letters: B rows, T tokens, H width, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
 from glm_accelerate.kernels.choose import Form, form_now
+from glm_accelerate.kernels.linear_cross_entropy import VocabularyPart
 from glm_accelerate.kernels.rms_norm import add_norm, rms_norm, sandwich, sum_norm
 from glm_accelerate.kernels.rope import rope_table
 from glm_accelerate.kernels.swiglu import swiglu
@@ -30,6 +31,18 @@ class Origin:
     config: dict[str, Any]
     path: str
     name: str = ""  # what the user called it: a path, or a hub's name
+
+
+class Words(VocabularyPart, Protocol):
+    """Of several processes with the same rows, each has some words of embedding and head."""
+
+    def embed(self, tokens_BT: Tensor, weight_VH: Tensor) -> Tensor:
+        """Of all words, from the weights of those that are here."""
+        ...
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What heads of all processes read."""
+        ...
 
 
 class RMSNorm(nn.Module):
@@ -110,11 +123,13 @@ class Decoder(nn.Module):
         self.head = Linear(sizes.width, sizes.vocabulary, bias=False)
         if sizes.tied:
             self.head.weight = self.embed
+        self.words: Words | None = None  # None: embedding and head have all
         self.prefix: nn.Module | None = None  # P-tuning v2: gives every layer keys and values
 
     def hidden(self, tokens_BT: Tensor, layout: Layout, cache: KeyValueCache | None = None) -> Tensor:
         """The normed input of the head. Packed documents of `layout` never see each other."""
-        x_BTH = embedding(tokens_BT, self.embed)
+        words = self.words
+        x_BTH = embedding(tokens_BT, self.embed) if words is None else words.embed(tokens_BT, self.embed)
         x_BTH = x_BTH if self.compute is None else x_BTH.to(self.compute)
         table = rope_table(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)
         prefixes: list[Prefix | None] = (
@@ -127,7 +142,8 @@ class Decoder(nn.Module):
                 x_BTH = block(x_BTH, layout, table, prefix, cache)
         if cache is not None:
             cache.advance(None if cache.filled else layout.lengths)
-        return self.norm(x_BTH)
+        x_BTH = self.norm(x_BTH)
+        return x_BTH if words is None else words.enter(x_BTH)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         """Logits of every position. Positions that restart mark packed documents; else a row is one."""

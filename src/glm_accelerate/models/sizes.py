@@ -37,6 +37,24 @@ class Sizes:
     # Of projections that are two thin matrices, by name (`layers.0.mlp.down_proj`): what `compress` writes.
     ranks: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
 
+    def part(self, ranks: int) -> "Sizes":
+        """Of one of so many ranks that share every product: some heads, part of each MLP, some words.
+        ValueError if they cannot.
+        """
+        if self.heads % ranks or self.mlp_width % ranks:
+            raise ValueError(f"{self.heads} heads and MLPs of {self.mlp_width} are not {ranks} equal parts")
+        if self.kv_heads % ranks and (ranks % self.kv_heads or self.fused_qkv):
+            raise ValueError(f"{self.kv_heads} key heads are not divided among {ranks} ranks")
+        if not self.plain:
+            raise ValueError("the model shares or factors matrices")
+        return replace(
+            self,
+            heads=self.heads // ranks,
+            kv_heads=max(1, self.kv_heads // ranks),
+            mlp_width=self.mlp_width // ranks,
+            vocabulary=self.vocabulary // (1 if self.vocabulary % ranks else ranks),
+        )
+
     @property
     def plain(self) -> bool:
         """A GLM as it was published: nothing is shared or factored."""

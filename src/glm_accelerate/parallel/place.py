@@ -17,9 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from glm_accelerate.parallel.ranks import ALONE, Ranks
 
 # Outermost first. Ranks next to each other share a machine: the innermost axes talk most.
-ORDER = ("pipeline", "data", "shard", "expert", "context", "tensor")
+ORDER = ("pipeline", "data", "shard", "expert", "context", "tensor", "query")
 SAMPLES = ("data", "shard", "expert")  # ranks that differ along these take different samples
-LOSS = tuple(name for name in ORDER if name != "tensor")  # ... and along these, different parts of the loss
+TENSOR = ("tensor", "query")  # ... along these, they share every product
+LOSS = tuple(name for name in ORDER if name not in TENSOR)  # ... along these, they have parts of the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,13 @@ class Axes:
     shard: int = 1  # FSDP divides the state along it
     expert: int = 1
     context: int = 1
-    tensor: int = 1
+    tensor: int = 1  # each has other key heads
+    query: int = 1  # each has other queries of the same key heads
+
+    @classmethod
+    def of(cls, ranks: int, shard: int = 1, tensor: int = 1, query: int = 1) -> "Axes":
+        """So many ranks, of which as many hold the whole state as are left."""
+        return cls(data=ranks // (shard * tensor * query), shard=shard, tensor=tensor, query=query)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -96,6 +103,12 @@ class Place:
     def samples(self) -> tuple[int, int]:
         """Which share of a step's samples is this rank's, of how many. Dropout is seeded by it, too."""
         return self.index(*SAMPLES), self.count(*SAMPLES)
+
+    def share(self, size: int, *names: str) -> tuple[int, int]:
+        """This rank's part of so many, where the ranks along these axes have an equal part each."""
+        count, index = self.count(*names), self.index(*names)
+        assert size % count == 0, f"{size} in {count} equal parts"
+        return size // count * index, size // count * (index + 1)
 
     def sum_(self, tensor: Tensor, *names: str) -> None:
         """In place, over the ranks along these axes."""

@@ -105,6 +105,7 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
     if job.base in PACKED:
         computing += passes * block * UNPACKED / speed.bandwidth * (2 + again)
     moved, summed = passes * _travels(job, block, again), work.steps * _sums(job)
+    computing += passes * _products_summed(job, again) / (GLOO if job.device == "cpu" else LINK)
     if job.device == "cpu":  # processors that carry bytes do not compute
         return computing + (moved + summed) / GLOO + work.steps * _update_seconds(job, speed)
     return max(computing, (moved + summed) / LINK) + work.steps * _update_seconds(job, speed)
@@ -137,6 +138,12 @@ def _travels(job: Job, block: int, again: float) -> float:
     if job.shards > 1:
         moved += shapes_of(job.sizes).parameters * KEPT[job.base] * (2 + again) * (1 - 1 / job.shards)
     return moved
+
+
+def _products_summed(job: Job, again: float) -> float:
+    """Bytes of a pass that ranks wait for, where they share every product: two sums a block in each pass."""
+    travels = 2 * (1 - 1 / job.tensor) * job.pass_tokens * job.sizes.width * KEPT[job.compute]
+    return travels * job.sizes.layers * (4 + 2 * again)
 
 
 def _sums(job: Job) -> float:

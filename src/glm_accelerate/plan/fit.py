@@ -26,7 +26,8 @@ class SettledChoices:
     dtype: str  # of weights
     compute: str
     compiled: bool
-    ranks: int
+    ranks: int  # that take other samples
+    tensor: int
     shards: int
     shards_why: str
 
@@ -60,6 +61,7 @@ def setting_of(
         offload=frozenset(memory.offload) if isinstance(memory.offload, list) else frozenset(),
         fuse_update=memory.fuse_update == "on",
         ranks=settled.ranks,
+        tensor=settled.tensor,
         shards=settled.shards,
         device=hardware.device,
         form=_form(hardware, sizes, settled),

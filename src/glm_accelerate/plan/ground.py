@@ -1,7 +1,7 @@
 """What a plan stands on: model, data and machine, what was measured on it, and what a run computes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.models.weights import read_config
 from glm_accelerate.plan.cost import CPU_BANDWIDTH, Speed, Work, pairs, speed_of
 from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.runtime.errors import UserError
 
 SAMPLED = 16  # steps, evenly chosen, that tell how much of the passes is padding
 
@@ -50,7 +51,29 @@ class Ground:
     inputs: Inputs
     hardware: Hardware
     ranks: int = 1
+    tensor: int = 1  # ranks that share every product and have other key heads: `sizes` are of one of them
+    query: int = 1  # ... for each of which so many have the same key head
     measured: tuple[MachineMeasurement, ...] = ()  # of each form that came into question
+
+    def shared(self, tensor: int) -> "Ground":
+        """The same where so many ranks share every product. UserError if they cannot."""
+        if tensor == 1:
+            return self
+        cure = "parallel.tensor=1, or a number that divides heads and ranks"
+        if self.ranks % tensor:
+            raise UserError(
+                f"parallel.tensor is {tensor}, which does not divide {self.ranks} ranks", cure=cure
+            )
+        try:
+            groups = min(tensor, self.sizes.kv_heads)
+            return replace(self, sizes=self.sizes.part(tensor), tensor=groups, query=tensor // groups)
+        except ValueError as error:
+            raise UserError(f"parallel.tensor is {tensor}: {error}", cure=cure) from error
+
+    @property
+    def samplers(self) -> int:
+        """How many ranks take other samples than the others."""
+        return self.ranks // (self.tensor * self.query)
 
     def measurement(self, form: Form) -> MachineMeasurement | None:
         """In this form, else in one that was measured."""

@@ -66,6 +66,17 @@ def possible(setting: Setting) -> bool:
     return conflict(job, float(job.clips)) is None
 
 
+def _whole_alone(job: Job) -> tuple[tuple[bool, str], ...]:
+    """What ranks that share every product cannot have yet."""
+    return (
+        (job.method == "prefix", "adapt.method=prefix"),
+        (job.base in PACKED, f"adapt.base={job.base}"),
+        (job.compute == "fp8", "precision.compute=fp8"),
+        (job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"),
+        (bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"),
+    )
+
+
 def conflict(job: Job, clip: float) -> UserError | None:
     """The first that cannot go together, by name. `clip`: the limit of all gradients' norm, 0 for none."""
     fused, float16, divided = job.fuse_update, job.compute == "float16", job.shards > 1
@@ -83,7 +94,7 @@ def conflict(job: Job, clip: float) -> UserError | None:
             "precision.compute=float16 overflows now and then, memory.fuse_update cannot take a step back",
             f"precision.compute=bfloat16, or {off}",
         ),
-        (fused and job.ranks > 1, "memory.fuse_update is for one process", off),
+        (fused and job.ranks * job.tensor > 1, "memory.fuse_update is for one process", off),
         (
             fused and moments,
             "memory.offload=[optimizer] and memory.fuse_update both take gradients as they are made",
@@ -114,6 +125,10 @@ def conflict(job: Job, clip: float) -> UserError | None:
             fused and job.passes > 1,
             "some step has several passes, and memory.fuse_update frees gradients after one",
             f"{off}, fewer samples a step, or a larger train.micro_tokens",
+        ),
+        *(
+            (job.tensor > 1 and lacks, f"{what} cannot go with parallel.tensor", "one of the two")
+            for lacks, what in _whole_alone(job)
         ),
     )
     return next((UserError(what, cure=cure) for applies, what, cure in rules if applies), None)

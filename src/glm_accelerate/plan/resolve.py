@@ -67,16 +67,14 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     say = reasons.say
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
+    ground = ground.shared(config.parallel.tensor)
     load, step_samples = _load(config, inputs, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
     every, samples, place = _evaluation(config, ground, settled, load, reasons)
     weighed = _weighed(config, ground, settled, micro_tokens, load, place)
-    say("ranks", ground.ranks, "--gpus" if hardware.assumed else "as launched")
-    chosen, memory = weighed.found.setting, weighed.memory
-    job = chosen.job
-    as_settled = job.shards == settled.shards
-    say("shards", job.shards, settled.shards_why if as_settled else "divided they would need more")
+    chosen, memory, job = weighed.found.setting, weighed.memory, weighed.found.setting.job
+    _say_ranks(ground, settled, job, reasons)
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
     say("tokens in one pass", chosen.micro_tokens, why)
     _say_memory(config, job, memory, reasons)
@@ -117,10 +115,20 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         compile=settled.compiled,
         offload=tuple(sorted(job.offload)),
         fuse_update=job.fuse_update,
+        tensor=ground.tensor,
+        query=ground.query,
         memory=memory,
         spare_bytes=max(0, memory.room - memory.needed) if only_to_fit else 0,
     )
     return plan, weighed
+
+
+def _say_ranks(ground: Ground, settled: SettledChoices, job: Job, reasons: Reasons) -> None:
+    reasons.say("ranks", ground.ranks, "--gpus" if ground.hardware.assumed else "as launched")
+    if job.tensor > 1:
+        reasons.say("tensor", job.tensor, "the config: so many ranks share every product")
+    as_settled = job.shards == settled.shards
+    reasons.say("shards", job.shards, settled.shards_why if as_settled else "divided they would need more")
 
 
 def _load(config: RunConfig, inputs: Inputs, reasons: Reasons) -> tuple[Load, int | None]:
@@ -151,7 +159,9 @@ def _settled(config: RunConfig, ground: Ground, load: Load, reasons: Reasons) ->
     compute = reasons.say("compute", *_compute(config, ground.hardware))
     compiled, why = _compile(config, ground, compute, load)
     reasons.say("compile", "on" if compiled else "off", why)
-    return SettledChoices(dtype, compute, compiled, ground.ranks, *_shards(config, ground))
+    return SettledChoices(
+        dtype, compute, compiled, ground.samplers, ground.tensor * ground.query, *_shards(config, ground)
+    )
 
 
 def _weighed(
@@ -234,7 +244,7 @@ def _compute(config: RunConfig, hardware: Hardware) -> tuple[str, str]:
 
 def _shards(config: RunConfig, ground: Ground) -> tuple[int, str]:
     """How many ranks share one copy of weights, gradients and moments."""
-    asked, ranks = config.parallel.shard, ground.ranks
+    asked, ranks = config.parallel.shard, ground.samplers
     if ranks == 1:
         return 1, "one rank has nothing to divide"
     if asked == "full":
@@ -271,7 +281,8 @@ def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tup
     native = compute == "bfloat16" and no_native() is None
     speed = ground.speed(compute, "eager")  # whatever else was measured: else two plans would take turns
     assert speed is not None
-    seconds = 6 * shapes_of(ground.sizes).parameters * load.work().tokens / speed.products / ground.ranks
+    products = 6 * shapes_of(ground.sizes).parameters * load.work().tokens
+    seconds = products / speed.products / (ground.samplers)
     if seconds < (WORTH_NATIVE if native else WORTH_COMPILING):
         return False, f"a run of about {seconds:,.0f} s does not repay compiling"
     return (

@@ -72,6 +72,8 @@ class RunPlan:
     reasons: tuple[Reason, ...]
     offload: tuple[str, ...] = ()  # of activations, optimizer, weights
     fuse_update: bool = False
+    tensor: int = 1  # ranks that share every product, and have other key heads
+    query: int = 1  # ... the same key heads, and other queries of them
     memory: Memory | None = None
     evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline
     evaluate_bytes: int = 0  # that an evaluator is expected to need of a spare device

@@ -73,7 +73,7 @@ def weigh(
     config: RunConfig, setting: Setting, load: Load, hardware: Hardware, speed: Speed | None
 ) -> Weighed:
     """The fastest that fits of the settings that the config leaves open; if none does, the smallest."""
-    room, why = _room(config, hardware, setting.job.ranks)
+    room, why = _room(config, hardware, setting.job.ranks * setting.job.tensor)
     ladder = Ladder(load, speed or STAND_IN, room, setting.micro_tokens)
     every = levers(config, setting, load.longest)
     own = [up_to(lever, ITSELF) for lever in every]
@@ -134,7 +134,7 @@ def _taken(setting: Setting) -> tuple[str, ...]:
 def duration(weighed: Weighed, tokens_per_second: float | None = None) -> Duration:
     """The run's duration by what is assumed of the device, or by what `bench step` measured on one."""
     ladder, job = weighed.ladder, weighed.found.setting.job
-    flops, tokens = run_flops(job, ladder.work), ladder.work.tokens
+    flops, tokens = run_flops(job, ladder.work) * job.tensor, ladder.work.tokens
     if tokens_per_second is not None:
         why = f"{tokens_per_second:,.0f} tokens/s, as measured"
         return Duration(tokens / tokens_per_second / job.ranks, flops, tokens, why)
@@ -163,7 +163,7 @@ def require_room(weighed: Weighed) -> None:
 def require_host(weighed: Weighed, hardware: Hardware) -> None:
     """What is moved off a device has to have room on its host."""
     job, found = weighed.found.setting.job, weighed.found.estimate
-    ranks = min(job.ranks, hardware.count)  # on one host
+    ranks = min(job.ranks * job.tensor, hardware.count)  # on one host
     needed = ranks * (found.host - found.spared)
     if hardware.device != "cpu" and needed > hardware.host_bytes:
         has = amount(hardware.host_bytes)

@@ -81,7 +81,7 @@ def built(
         keep_freed_memory()
         held.enter_context(repeat_exactly(device))
         keep_to_limit(config.memory.limit, device)
-        place = Place(ranks, Axes(data=plan.ranks // plan.shards, shard=plan.shards))
+        place = Place(ranks, Axes.of(ranks.count, plan.shards, plan.tensor, plan.query))
         assembled = assemble(training_recipe(config, plan, settled.files), device, place)
         model = assembled.model
         mover = build_mover(config.optim, plan, model, assembled.table, device)

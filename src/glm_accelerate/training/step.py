@@ -71,7 +71,13 @@ class WholeModel:
         hidden_SH = hidden_RTH.flatten(0, 1)[rows_S]
         form = form_now(model.form, model.training)
         return linear_cross_entropy(
-            hidden_SH, model.head.weight, labels_S, form, scale=scale, copy_VH=model.head.copy
+            hidden_SH,
+            model.head.weight,
+            labels_S,
+            form,
+            scale=scale,
+            copy_VH=model.head.copy,
+            part=model.words,
         )
 
 

@@ -3,6 +3,8 @@ and bfloat16 is in test_kernels.py, the Triton form in tests/kernels/.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from glm_accelerate.kernels.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
+from glm_accelerate.kernels.native.build import load as native_library
 
 GLM = 151_552
 FORMS: list[Form] = ["eager"] if missing("cpu") else ["eager", "compiled"]
@@ -183,3 +186,56 @@ def test_no_gradient_is_made_where_none_is_asked_for() -> None:
         linear_cross_entropy(hidden, weight, labels)
     assert "aten::mm" in {event.key for event in profile.key_averages()}
     assert sum(event.count for event in profile.key_averages() if event.key == "aten::mm") == 1
+
+
+class InThreads:
+    """Some of the words, in one of several threads: what `join` gives to all is what each gave."""
+
+    def __init__(self, number: int, first: int, given: list[Tensor], met: Barrier) -> None:
+        self.number, self.first, self.given, self.met = number, first, given, met
+
+    def join(self, sums_2S: Tensor) -> Tensor:
+        self.given[self.number] = sums_2S
+        self.met.wait()
+        each = torch.stack(self.given)
+        self.met.wait()
+        return torch.stack((each[:, 0].logsumexp(0), each[:, 1].sum(0)))
+
+
+@pytest.mark.parametrize("form", ["eager", *(["native"] if native_library() is None else [])])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_the_vocabulary_are_one(form: Form, dtype: torch.dtype) -> None:
+    """House rule, over several chunks and three parts: the loss is that of all words, the gradients of hidden
+    add up, and no word that stands in for others has another gradient than its own.
+    """
+    if form == "native" and dtype != torch.bfloat16:
+        return
+    rows, parts, vocabulary = 200, 3, 3 * 70_000
+    hidden, weight, labels = drawn(rows, 16, vocabulary, dtype)
+    labels[0], labels[1], labels[2] = 0, 70_000, vocabulary - 1
+
+    def part(number: int, given: list[Tensor], met: Barrier) -> list[Tensor]:
+        words = InThreads(number, number * 70_000, given, met)
+        rows_of = weight[words.first : words.first + 70_000]
+        h, w = (x.to(dtype).requires_grad_(True) for x in (hidden, rows_of))
+        loss = linear_cross_entropy(h, w, labels, form=form, part=words)
+        return [loss.detach(), *torch.autograd.grad(loss, (h, w))]
+
+    def whole(kind: torch.dtype) -> list[Tensor]:
+        h, w = (x.to(kind).requires_grad_(True) for x in (hidden, weight))
+        loss = linear_cross_entropy_reference(h, w, labels)
+        return [loss.detach(), *torch.autograd.grad(loss, (h, w))]
+
+    given, met = [torch.empty(0)] * parts, Barrier(parts)
+    with ThreadPoolExecutor(parts) as threads:
+        found = list(threads.map(lambda number: part(number, given, met), range(parts)))
+    assert all(torch.equal(loss, found[0][0]) for loss, _, _ in found)
+    mine = [
+        found[0][0],
+        torch.stack([h.double() for _, h, _ in found]).sum(0),
+        torch.cat([w for _, _, w in found]),
+    ]
+    for ours, plain, exact in zip(mine, whole(dtype), whole(torch.float64), strict=True):
+        ulp = torch.finfo(dtype).eps * exact.abs().max().item()
+        error = (ours.double() - exact).abs().max().item()
+        assert error <= 2 * (plain.double() - exact).abs().max().item() + ulp

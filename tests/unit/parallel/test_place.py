@@ -2,7 +2,7 @@
 
 import pytest
 
-from glm_accelerate.parallel.place import LOSS, ORDER, SAMPLES, Axes
+from glm_accelerate.parallel.place import LOSS, ORDER, SAMPLES, TENSOR, Axes
 
 MANY = Axes(pipeline=2, data=3, shard=2, context=2, tensor=4)
 
@@ -32,4 +32,5 @@ def test_neighbours_share_the_innermost_axis() -> None:
 def test_ranks_that_take_the_same_samples_learn_the_same_loss_once() -> None:
     """Along `tensor` all have all of a sample's loss; along context and pipeline, parts of it."""
     assert set(SAMPLES) < set(LOSS)
-    assert set(ORDER) - set(LOSS) == {"tensor"}
+    assert set(ORDER) - set(LOSS) == set(TENSOR)
+    assert Axes.of(48, shard=2, tensor=2, query=4) == Axes(data=3, shard=2, tensor=2, query=4)

@@ -93,7 +93,7 @@ def long_run(tiny_run: dict[str, Any], **sections: object) -> tuple[RunConfig, G
 def work_of(made: RunConfig, ground: Ground, dtype: str = "bfloat16") -> Between:
     load = Load(order_of(ground.inputs, made, 6), ground.inputs.train.targets, 100, 3)
     return between(
-        made, ground.sizes, ground.inputs, load, SettledChoices(dtype, "bfloat16", False, 1, 1, ""), 10
+        made, ground.sizes, ground.inputs, load, SettledChoices(dtype, "bfloat16", False, 1, 1, 1, ""), 10
     )
 
 

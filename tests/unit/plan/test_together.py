@@ -12,6 +12,7 @@ from glm_accelerate.runtime.errors import UserError
 
 SIZES = Sizes(64, 32, 48, 2, 4, 2, 8, 1e-5, 1e4, 8, False, 128, sandwich=True)
 PLAIN = Job(SIZES, offload=frozenset({"activations"}), ranks=2, shards=2)
+SHARED: dict[str, Any] = {"tensor": 2, "offload": (), "shards": 1}
 FUSED: dict[str, Any] = {"fuse_update": True, "ranks": 1, "shards": 1}
 
 
@@ -55,6 +56,12 @@ def test_what_goes_together(changes: dict[str, Any]) -> None:
         ({"offload": ("weights",)}, "memory.offload=[weights]", "one of the two"),
         ({"offload": ("weights",), "method": "full", "shards": 1}, "adapt.method=full", "adapt.method=lora"),
         ({"optimizer": "adamw8bit"}, "optim.name=adamw8bit", "parallel.shard=off"),
+        ({"tensor": 2}, "memory.offload=[activations] cannot go with parallel.tensor", "one of the two"),
+        (SHARED | {"method": "prefix"}, "adapt.method=prefix", "one of the two"),
+        (SHARED | {"base": "nf4"}, "adapt.base=nf4", "one of the two"),
+        (SHARED | {"compute": "fp8"}, "precision.compute=fp8", "one of the two"),
+        (SHARED | {"optimizer": "adafactor"}, "optim.name=adafactor", "one of the two"),
+        (FUSED | {"tensor": 2}, "memory.fuse_update is for one process", "memory.fuse_update=off"),
     ],
 )
 def test_what_does_not(changes: dict[str, Any], names: str, cure: str) -> None:

@@ -30,7 +30,7 @@ from glm_accelerate.evaluate.statistics.samples import level_of, verdict
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.decoder import Decoder
-from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
 from glm_accelerate.parallel.ranks import ALONE
 from glm_accelerate.runtime.errors import UserError
 
@@ -64,7 +64,7 @@ class GlmExaminer:
 
     @property
     def _divided(self) -> bool:
-        return self.place.axes.shard > 1
+        return self.place.count("shard", *TENSOR) > 1
 
     def examine(self, request: Request, run: str, baseline: SampleLosses | None) -> Findings:
         """`baseline`: the losses of the step that the request is compared with."""

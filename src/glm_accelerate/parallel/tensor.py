@@ -1,0 +1,205 @@
+"""A model divided over the tensor axis. Of each pair of products a rank has some outputs of the first and the
+inputs of the second that these are; what ranks make of the second is summed: two sums a block and pass.
+
+query heads, gate and up by outputs -> attention, swiglu of this part -> o_proj, down_proj by inputs -> sum
+words of the embedding -> sum; words of the head -> a softmax of these -> two numbers a row are exchanged
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from glm_accelerate.models.decoder import Block, Decoder
+from glm_accelerate.models.linear import Linear
+from glm_accelerate.parallel.place import TENSOR, Place
+from glm_accelerate.parallel.table import Axis, Cut
+from glm_accelerate.runtime.seed import seed_all, step_seed
+
+Span = tuple[int, int]
+
+
+def cut_model(model: Decoder, place: Place) -> dict[str, Cut]:
+    """In place, whether its weights are there or yet to be read. How its parameters lie then."""
+    cutter, sizes = _Cutter(place), model.sizes
+    part = sizes.part(place.count(*TENSOR))
+    assert part.kv_heads * place.count("tensor") == sizes.kv_heads, (
+        "ranks that share a key head are not next to each other"
+    )
+    for number, block in enumerate(model.layers):
+        assert isinstance(block, Block)
+        name, attention = f"layers.{number}.self_attn", block.self_attn
+        query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+        queries, keys = place.share(query, *TENSOR), place.share(key, "tensor")
+        if sizes.fused_qkv:
+            spans = (queries, _after(query, keys), _after(query + key, keys))
+            cutter.outputs(f"{name}.query_key_value", attention.query_key_value, query + 2 * key, spans)
+        else:
+            cutter.outputs(f"{name}.q_proj", attention.q_proj, query, [queries])
+            cutter.outputs(f"{name}.k_proj", attention.k_proj, key, [keys], ("tensor",), ("query",))
+            cutter.outputs(f"{name}.v_proj", attention.v_proj, key, [keys], ("tensor",), ("query",))
+        cutter.inputs(f"{name}.o_proj", attention.o_proj, queries)
+        attention.groups = part.heads // part.kv_heads
+        name, width = f"layers.{number}.mlp", sizes.mlp_width
+        rows = place.share(width, *TENSOR)
+        cutter.outputs(f"{name}.gate_up_proj", block.mlp.gate_up_proj, 2 * width, [rows, _after(width, rows)])
+        cutter.inputs(f"{name}.down_proj", block.mlp.down_proj, rows)
+        for pair in (attention, block.mlp):
+            pair.register_forward_pre_hook(cutter.copy_input)
+            pair.register_forward_hook(cutter.sum_output)
+    if part.vocabulary < sizes.vocabulary:
+        _cut_words(model, cutter)
+    model.sizes = replace(part, vocabulary=sizes.vocabulary)
+    return cutter.cuts
+
+
+def _cut_words(model: Decoder, cutter: "_Cutter") -> None:
+    """Rows of the embedding and of the head, which may be the same."""
+    whole, tied = len(model.embed), model.head.weight is model.embed
+    span = cutter.place.share(whole, *TENSOR)
+    cutter.keep("embed", model, Cut(0, whole, (span,), TENSOR))
+    if tied:
+        model.head.weight = model.embed
+    else:
+        cutter.keep("head.weight", model.head, Cut(0, whole, (span,), TENSOR))
+    model.words = _Words(span[0], span[1], cutter.place)
+    model.head.register_forward_hook(cutter.gather_words)
+
+
+@dataclass(slots=True)
+class _Words:
+    """The words of this rank."""
+
+    first: int
+    stop: int
+    place: Place
+
+    def embed(self, tokens_BT: Tensor, weight_VH: Tensor) -> Any:
+        here_BT = (tokens_BT >= self.first) & (tokens_BT < self.stop)
+        x_BTH = embedding((tokens_BT - self.first).where(here_BT, 0), weight_VH)
+        return _Sum.apply(x_BTH * here_BT[..., None], self.place)
+
+    def enter(self, x: Tensor) -> Any:
+        return _Copy.apply(x, self.place)
+
+    def join(self, sums_2S: Tensor) -> Tensor:
+        of_ranks = _of_ranks(sums_2S, self.place)
+        return torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Cuts linear layers, and remembers how."""
+
+    place: Place
+    cuts: dict[str, Cut] = field(default_factory=dict[str, Cut])
+
+    def copy_input(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Before the first of two products."""
+        return _Copy.apply(args[0], self.place), *args[1:]
+
+    def sum_output(self, _: nn.Module, __: object, out: Tensor) -> Any:
+        """After the second."""
+        return _Sum.apply(out, self.place)
+
+    def gather_words(self, _: nn.Module, __: object, logits: Tensor) -> Tensor:
+        """After the head, for generation and evaluation, whose rows are few."""
+        return torch.cat(tuple(_of_ranks(logits, self.place)), -1)
+
+    def outputs(
+        self,
+        name: str,
+        layer: nn.Module,
+        whole: int,
+        spans: Sequence[Span],
+        divided: Axis = TENSOR,
+        partial: Axis = (),
+    ) -> None:
+        """All ranks have its inputs, so each has a part of the gradient of what reads them."""
+        for leaf in ("weight", "bias", "lora_B"):
+            self.keep(f"{name}.{leaf}", layer, Cut(0, whole, tuple(spans), divided, partial))
+        self.cuts[f"{name}.lora_A"] = Cut(partial=TENSOR)
+
+    def inputs(self, name: str, layer: nn.Module, span: Span) -> None:
+        """All ranks make a part of each of its outputs."""
+        assert isinstance(layer, Linear)
+        assert layer.bias is None, f"{name} would add its bias on every rank"
+        whole = layer.inputs
+        for leaf in ("weight", "lora_A"):
+            self.keep(f"{name}.{leaf}", layer, Cut(1, whole, (span,), TENSOR))
+        if layer.adapter is not None and layer.adapter.dropout:
+            _drop_apart(layer, 1 + self.place.index(*TENSOR))
+        self.cuts[f"{name}.lora_B"] = Cut(partial=TENSOR)
+
+    def keep(self, name: str, owner: nn.Module, cut: Cut) -> None:
+        """Of the owner's parameter, if there is one, what is cut for this rank."""
+        leaf = name.rpartition(".")[2]
+        whole = dict(owner.named_parameters(recurse=False)).get(leaf)
+        if whole is None:
+            return
+        parts = [whole.detach().narrow(cut.dim, start, stop - start) for start, stop in cut.intervals]
+        setattr(owner, leaf, nn.Parameter(torch.cat(parts, cut.dim), whole.requires_grad))
+        self.cuts[name] = cut
+
+
+def _drop_apart(layer: Linear, number: int) -> None:
+    """Ranks have other inputs of this layer: each drops by numbers of its own, and all draw alike again after
+    it.
+    """
+    drawn: list[int] = []
+
+    def before(*_: object) -> None:
+        if layer.training:
+            drawn.append(int(torch.randint(1 << 62, ())))
+            seed_all(step_seed(drawn[-1], number))
+
+    def after(*_: object) -> None:
+        if drawn:
+            seed_all(step_seed(drawn.pop(), 0))
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)
+
+
+def _of_ranks(own: Tensor, place: Place) -> Tensor:
+    """What each rank has, in their order."""
+    of_ranks = own.new_zeros(place.count(*TENSOR), *own.shape)
+    of_ranks[place.index(*TENSOR)] = own
+    place.sum_(of_ranks, *TENSOR)
+    return of_ranks
+
+
+class _Copy(torch.autograd.Function):
+    """The same input on every rank: the gradients that they make of it are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
+        ctx.place = place
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        grad_x = grads[0].clone(memory_format=torch.contiguous_format)
+        ctx.place.sum_(grad_x, *TENSOR)
+        return grad_x, None
+
+
+class _Sum(torch.autograd.Function):
+    """Parts that ranks made, summed: the gradient of each part is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        place.sum_(total, *TENSOR)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def _after(offset: int, span: Span) -> Span:
+    return offset + span[0], offset + span[1]

@@ -1,0 +1,48 @@
+"""What a plan is made for, where ranks share every product."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from glm_accelerate.config.load import override
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.plan.ground import Ground, ground_of
+from glm_accelerate.plan.hardware import detect
+from glm_accelerate.plan.resolve import plan_and_weigh
+from glm_accelerate.runtime.errors import UserError
+
+
+@pytest.fixture
+def config(tiny_run: dict[str, Any]) -> RunConfig:
+    return override(RunConfig.model_validate(tiny_run), ["adapt.method=full", "parallel.shard=off"])
+
+
+def ground(config: RunConfig, ranks: int) -> Ground:
+    return ground_of(config, replace(detect(), device="cpu"), ranks)
+
+
+def test_ranks_that_share_products_need_less_and_take_the_same_samples(config: RunConfig) -> None:
+    here = ground(config, 4)
+    whole, _ = plan_and_weigh(config, here)
+    plan, weighed = plan_and_weigh(override(config, ["parallel.tensor=4"]), here)
+    assert (whole.tensor, whole.query, plan.tensor, plan.query) == (1, 1, 2, 2)  # two key heads
+    assert (plan.ranks, weighed.setting.job.ranks, weighed.setting.job.tensor) == (4, 1, 4)
+    assert whole.memory is not None
+    assert plan.memory is not None
+
+    def bytes_of(what: str, memory: Any) -> int:
+        return sum(item.bytes for item in memory.items if item.what == what)
+
+    assert 3 < bytes_of("optimizer", whole.memory) / bytes_of("optimizer", plan.memory) < 4  # norms are whole
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tensor", "why"),
+    [(4, 3, "does not divide 4 ranks"), (3, 3, "4 heads and MLPs of 48 are not 3 equal parts")],
+)
+def test_what_cannot_be_shared_is_refused(config: RunConfig, ranks: int, tensor: int, why: str) -> None:
+    with pytest.raises(UserError, match=re.escape(why)) as refused:
+        plan_and_weigh(override(config, [f"parallel.tensor={tensor}"]), ground(config, ranks))
+    assert "parallel.tensor=1" in (refused.value.cure or "")
