@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.cases import peak_seconds
 from benchmarks.gpu.finding import Finding
-from glm_accelerate.bench.kernels import bandwidth
+from glm_accelerate.bench.judge import bandwidth
 from glm_accelerate.bench.peak import peak
 
 PACKAGES = (

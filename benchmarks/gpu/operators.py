@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.finding import Finding
 from benchmarks.gpu.model import GLM_4_9B_0414, TINY, random_decoder
 from benchmarks.gpu.ours import LORA
-from glm_accelerate.bench.kernels import bandwidth, judged
+from glm_accelerate.bench.judge import bandwidth, judged
 from glm_accelerate.models.adapt import add_lora
 
 LENGTHS = (1_999, 731, 1_025, 64, 17, 260)  # 4,096 tokens

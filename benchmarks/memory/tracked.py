@@ -161,7 +161,6 @@ def _build(job: Job, device: torch.device, place: Place) -> tuple[Decoder, Optim
         compute=getattr(torch, job.compute),
         recompute=job.recompute == "blocks",
         compiled=job.form in ("native", "compiled"),
-        shards=job.shards,
     )
     complete(model, recipe, device, place)
     section = OptimSection(name=job.optimizer)  # pyright: ignore[reportArgumentType]

@@ -9,6 +9,7 @@ was stopped goes on. Without --data, conversations of words drawn at random.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,8 +37,9 @@ ABOUT = """\
 **predicted**: "memory at most" of `plan`, which is what a run's monitor compares with, too. **measured**: the
 most of the steps' `memory_bytes` in events.jsonl, which on a CPU is the high-water mark (VmHWM) of the whole
 process: Python, libraries, their workspaces and what the heap cannot use among it; the rehearsal counts to
-the first step. Of several ranks, the first. Time: what `plan` says beside the sum of the steps' seconds, and
-what steps 2 to 10 say of all later ones over what those took; both depend on who else is at work.
+the first step. Of several ranks, the first. Time: what `plan` says beside the seconds of the rehearsal and of
+all steps, and what steps 2 to 10 say of all later ones over what those took; both depend on who else is at
+work.
 """
 
 
@@ -80,6 +82,8 @@ def cases() -> dict[str, Case]:
             f"LoRA, {ranks} ranks": Case(f"{FEW} {COMPILED}", ranks),
             f"full, {ranks} ranks": Case(f"{FEW} {FULL} {COMPILED}", ranks),
         }
+    for method, typed in (("LoRA", ""), ("full", FULL)):
+        every[f"{method}, 2 ranks share products"] = Case(f"{FEW} {typed} {COMPILED} parallel.tensor=2", 2)
     return every
 
 
@@ -120,7 +124,10 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
     plan = json.loads(call("plan", *words, "--gpus", str(case.ranks), "--json"))
     call("train", *words, "--run", str(folder), *(["--nproc", str(case.ranks)] if case.ranks > 1 else []))
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [event for event in map(json.loads, lines) if event["kind"] == "step"]
+    events = [json.loads(line) for line in lines]
+    steps = [event for event in events if event["kind"] == "step"]
+    said = " ".join(str(event.get("said")) for event in events if event["kind"] == "decision")
+    rehearsed = sum(map(float, re.findall(r"rehearsed in ([\d.]+) s", said)))
     took = [event["seconds"] for event in steps]
     tokens = [event["tokens"] for event in steps]
     rest = sum(took[10:])
@@ -130,7 +137,7 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
         Memory.from_json(plan["memory"]).watched(plan["device"]),
         max(event["memory_bytes"] for event in steps),
         plan["time"]["seconds"],
-        sum(took),
+        rehearsed + sum(took),
         rate * sum(tokens[10:]) / rest if len(took) > 20 else None,
     )
     kept.write_text(json.dumps(asdict(row)))

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from glm_accelerate.observe.chart import Bar, bars
 from glm_accelerate.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,11 @@ def as_json(report: Report) -> str:
     return json.dumps(_strict(report.figures), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: Report, console: "Console") -> None:
     """On a terminal. Names come from files, so nothing in them is read as markup."""
+    from rich.table import Table as Grid  # here: figures are measured where rich is not, too
+    from rich.text import Text
+
     console.print(Text(report.title, "bold"))
     for line in report.about:
         console.print(Text(f"  {line}", "dim"))

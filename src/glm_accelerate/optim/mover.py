@@ -16,6 +16,7 @@ from glm_accelerate.memory.static import make_moments
 from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.one_pass import OnePassAdamW
 from glm_accelerate.optim.state import load_state, state_of
+from glm_accelerate.parallel.part import local_of, whole
 from glm_accelerate.parallel.table import ONE_PROCESS, CutTable
 from glm_accelerate.runtime.errors import UserError
 
@@ -46,7 +47,7 @@ class Mover:
 
     def move(self, norm: Tensor, scale: float = 1.0) -> None:
         """Clip by the norm, and update the weights. Does not wait for the device."""
-        self._update(clipped(norm, self.clip, scale))
+        self._update(clipped(whole(norm), self.clip, scale))
 
     def end(self) -> None:
         """Forget the step's gradients."""
@@ -86,7 +87,8 @@ class Mover:
 
     def _update(self, factor: Tensor) -> None:
         if factor.device.type != "cpu" or factor != 1:  # a CPU can look without waiting
-            torch._foreach_mul_(self._gradients(), factor)  # pyright: ignore[reportPrivateUsage]
+            parts = [local_of(gradient) for gradient in self._gradients()]
+            torch._foreach_mul_(parts, factor)  # pyright: ignore[reportPrivateUsage]
         self.optimizer.step()
 
 

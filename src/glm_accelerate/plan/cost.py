@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from glm_accelerate.kernels.choose import Form
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED, weights_of
 from glm_accelerate.models.shapes import shapes_of
@@ -20,6 +21,7 @@ UTILISED = 0.4  # of a data sheet's products, which training commonly reaches
 NARROW = 0.5  # of bfloat16's speed, at best, where products are in float32 (TF32) instead
 CORE_TILES = 3e11  # a second: about what training reached on a core with bfloat16 tiles
 CORE_BFLOAT16 = 1.3e11  # ... on one that multiplies bfloat16 in vectors
+CORE_NATIVE = 2e11  # ... by our operators in C++
 CORE_PLAIN = 5e10  # ... and on one that widens it
 CPU_BANDWIDTH = 2e10  # bytes a second, of a desktop's memory
 LINK = 2e10  # bytes a second between device and host, or between devices: PCIe 4.0 x16 in practice
@@ -66,10 +68,12 @@ class Speed:
         )
 
 
-def speed_of(hardware: Hardware, compute: str) -> Speed | None:
+def speed_of(hardware: Hardware, compute: str, form: Form = "eager") -> Speed | None:
     """What is assumed of a device; None where nothing is known of it."""
     if hardware.device == "cpu":
         each, threads = core_speed(hardware, compute), hardware.threads or hardware.cores
+        if form == "native" and each == CORE_BFLOAT16:
+            each = CORE_NATIVE
         why = f"{threads} thread{'s' if threads > 1 else ''} at {each / 1e12:g} TFLOP/s, assumed"
         return Speed(threads * each, CPU_BANDWIDTH, why, FIRST_CPU, STARTED_CPU)
     device = known(hardware.name)

@@ -83,7 +83,7 @@ class Ground:
     def speed(self, compute: str, form: Form) -> Speed | None:
         """The speed of one process: as measured, else as assumed."""
         measured, hardware = self.measurement(form), self.hardware
-        speed = speed_of(hardware, compute) if measured is None else measured.speed
+        speed = speed_of(hardware, compute, form) if measured is None else measured.speed
         threads = hardware.threads or hardware.cores
         got = 1.0 if measured is None else min(1.0, hardware.cores / (measured.together * threads))
         share = min(1.0, hardware.cores / (self.ranks * threads))

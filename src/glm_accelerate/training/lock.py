@@ -40,10 +40,13 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
         os.close(descriptor)
 
 
-def make_ready(run: Path) -> None:
-    """The directory, its checkpoints and its files can be written: better found out now than after hours."""
+def make_ready(run: Path) -> bool:
+    """The directory, its checkpoints and its files can be written: better found out now than after hours.
+    Whether the directory is new.
+    """
     folder = path = run / FOLDER
     try:
+        new = not run.exists()
         run.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
         for path in (folder, run):
@@ -53,12 +56,12 @@ def make_ready(run: Path) -> None:
     except OSError as error:
         cure = "make it writable, or name another directory with --run"
         raise UserError(f"no run can be kept here: {error.strerror}", where=path, cure=cure) from error
+    return new
 
 
 def take_lock(run: Path, held: ExitStack) -> None:
     """Lock a directory that can be written, for as long as the stack holds it."""
-    new = not run.exists()
-    make_ready(run)
+    new = make_ready(run)
     held.enter_context(only_trainer(run))
     if new:
         held.enter_context(_left_only_if_begun(run))
@@ -70,8 +73,8 @@ def _left_only_if_begun(run: Path) -> Generator[None]:
     try:
         yield
     except UserError:
-        if sorted(path.name for path in run.iterdir()) == [FOLDER, "lock"]:
-            with suppress(OSError):  # there is a checkpoint
+        with suppress(OSError):  # it is gone, or there is a checkpoint
+            if sorted(path.name for path in run.iterdir()) == [FOLDER, "lock"]:
                 (run / FOLDER).rmdir()
                 (run / "lock").unlink()
                 run.rmdir()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from glm_accelerate.bench import kernels
+from glm_accelerate.bench import judge
 from glm_accelerate.bench.checkpoint import checkpoint_report, measure_checkpoint
 from glm_accelerate.bench.data import data_report, measure_data
 from glm_accelerate.bench.kernels import kernels_report, measure_kernels
@@ -96,7 +96,7 @@ def test_what_the_config_says_is_measured_as_it_trains(tiny_run: Said, scratch: 
 def test_operators(
     tiny_run: Said, scratch: Path, adapt: Said, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(judge, "LEAST_SECONDS", 0.0)
     said = config(tiny_run, adapt=adapt, precision={"compute": compute})
     found = measure_kernels(said, 1, Heard().say)
     assert list(scratch.iterdir()) == []
