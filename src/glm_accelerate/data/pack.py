@@ -38,16 +38,18 @@ def arranged(lengths: Sequence[int], batching: str, micro_tokens: int, ranks: in
     return passes
 
 
-def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Places in the step, in order, for each rank: about equally many tokens each. The longest sample goes
-    first, to the rank with the least.
+def deal(
+    lengths: Sequence[int], ranks: int, weight: Callable[[int], float] = lambda length: length
+) -> list[list[int]]:
+    """Places in the step, in order, for each rank: about equally many tokens each, or as much as samples
+    weigh by their length. The longest sample goes first, to the rank with the least.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
+    loads = [0.0] * ranks
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         rank = min(range(ranks), key=lambda rank: loads[rank])
         shares[rank].append(place)
-        loads[rank] += lengths[place]
+        loads[rank] += weight(lengths[place])
     return [sorted(share) for share in shares]
 
 

@@ -112,6 +112,13 @@ def test_everything_is_dealt_once_and_evenly(ranks: int) -> None:
     assert deal([5, 5, 5], 1) == [[0, 1, 2]]
 
 
+def test_a_long_sample_weighs_more_than_its_tokens() -> None:
+    lengths = [8, *[2] * 12]
+    assert [len(share) for share in deal(lengths, 2)] == [5, 8]
+    shares = deal(lengths, 2, lambda length: length + length**2)
+    assert shares == [[0], list(range(1, 13))]
+
+
 def taken(ranks: int, batching: str) -> list[list[Step]]:
     generator = np.random.default_rng(0)
     samples = [
