@@ -23,6 +23,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.linear import Linear, float8_products
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model, part_reader, read_config
+from glm_accelerate.parallel.pipeline import keep_stage
 from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
 from glm_accelerate.parallel.shard import fill, shard
 from glm_accelerate.parallel.table import CutTable
@@ -74,12 +75,15 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place 
     if recipe.float8 and (left := float8_products(model)):
         stay = "in bfloat16: 8-bit products go along multiples of 16"
         notes.append(f"{len(left)} layers, as {left[0]}, stay {stay}")
-    table = CutTable(place=place, cuts=cut_model(model, place) if place.count(*TENSOR) > 1 else {})
+    cuts = cut_model(model, place) if place.count(*TENSOR) > 1 else {}
+    if recipe.stages:
+        cuts = keep_stage(model, place, recipe.stages, device, cuts)
+    table = CutTable(place=place, cuts=cuts)
     if place.axes.shard > 1:
         shard(model, list(model.layers), ["hidden"], place.mesh(device))
     if recipe.read_to == "meta":
         fill(model, part_reader(model), device, table)
-    elif table.cuts:
+    elif table.cuts or recipe.stages:
         model.to(device)
     if recipe.offload:
         FrozenWeights(model.layers, device)

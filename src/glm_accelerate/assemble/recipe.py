@@ -39,6 +39,7 @@ class Recipe:
     compiled: bool = False
     read_to: ReadTo = "device"
     offload: bool = False  # frozen weights of blocks come from the host
+    stages: tuple[int, ...] = ()  # how many layers each has; (): all are together
     copies: bool = False  # of weights that are kept in another dtype than products are computed in
 
 
@@ -46,12 +47,13 @@ def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Reci
     """The model of a run, as planned."""
     moved = {"weights", "optimizer"} & set(plan.offload)  # read to the host, and sent from there
     return replace(
-        _recipe(config, plan, files, divided=plan.shards * plan.tensor * plan.query > 1, to_host=bool(moved)),
+        _recipe(config, plan, files, divided=plan.divided, to_host=bool(moved)),
         compute=torch.bfloat16 if plan.compute == "fp8" else getattr(torch, plan.compute),
         float8=plan.compute == "fp8",
         recompute=plan.recompute,
         compiled=plan.compile,
         offload="weights" in moved,
+        stages=plan.stages,
     )
 
 

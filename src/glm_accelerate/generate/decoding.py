@@ -138,7 +138,7 @@ class Decoding:
             self._last_R = None
 
     def _pick(self, hidden_RH: Tensor) -> Tensor:
-        return pick(self.model.head(hidden_RH), self.sampling, self.generator)
+        return pick(self.model.logits(hidden_RH), self.sampling, self.generator)
 
 
 def take_fitting(waiting: list[Row], shelves: Sequence[Shelf], free: Sequence[int]) -> list[tuple[Row, int]]:

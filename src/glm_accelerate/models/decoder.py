@@ -3,6 +3,7 @@
 Letters: B rows, T tokens, H width, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,18 @@ class Words(VocabularyPart, Protocol):
     def enter(self, x: Tensor) -> Tensor:
         """What heads of all processes read."""
         ...
+
+
+class StageLink(Protocol):
+    """Of several processes, each has some of the layers: what enters them, and where what comes out goes."""
+
+    @property
+    def first(self) -> bool: ...
+    @property
+    def last(self) -> bool: ...
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def send(self, x: Tensor) -> None: ...
+    def share(self, logits: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor: ...
 
 
 class RMSNorm(nn.Module):
@@ -125,12 +138,15 @@ class Decoder(nn.Module):
             self.head.weight = self.embed
         self.words: Words | None = None  # None: embedding and head have all
         self.prefix: nn.Module | None = None  # P-tuning v2: gives every layer keys and values
+        self.stage: StageLink | None = None  # None: all layers are here
 
     def hidden(self, tokens_BT: Tensor, layout: Layout, cache: KeyValueCache | None = None) -> Tensor:
-        """The normed input of the head. Packed documents of `layout` never see each other."""
-        words = self.words
-        x_BTH = embedding(tokens_BT, self.embed) if words is None else words.embed(tokens_BT, self.embed)
-        x_BTH = x_BTH if self.compute is None else x_BTH.to(self.compute)
+        """The normed input of the head. Packed documents of `layout` never see each other.
+
+        Of a model that is divided into stages, on all but the last: what has gone on to the next.
+        """
+        words, stage = self.words, self.stage
+        x_BTH = self._entering(tokens_BT)
         table = rope_table(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)
         prefixes: list[Prefix | None] = (
             self.prefix() if self.prefix is not None else [None] * len(self.layers)
@@ -142,8 +158,27 @@ class Decoder(nn.Module):
                 x_BTH = block(x_BTH, layout, table, prefix, cache)
         if cache is not None:
             cache.advance(None if cache.filled else layout.lengths)
+        if stage is not None and not stage.last:
+            stage.send(x_BTH)
+            return x_BTH
         x_BTH = self.norm(x_BTH)
         return x_BTH if words is None else words.enter(x_BTH)
+
+    def _entering(self, tokens_BT: Tensor) -> Tensor:
+        """What the first layer here reads."""
+        words, stage = self.words, self.stage
+        if stage is not None and not stage.first:
+            shape = (*tokens_BT.shape, self.sizes.width)
+            return stage.receive(shape, self.compute or self.embed.dtype, self.embed.device)
+        x_BTH = embedding(tokens_BT, self.embed) if words is None else words.embed(tokens_BT, self.embed)
+        return x_BTH if self.compute is None else x_BTH.to(self.compute)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of what `hidden` returned, on every process that has some of the layers."""
+        if self.stage is None:
+            return self.head(hidden)
+        made = self.head(hidden) if self.stage.last else None
+        return self.stage.share(made, (*hidden.shape[:-1], self.sizes.vocabulary), hidden)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         """Logits of every position. Positions that restart mark packed documents; else a row is one."""
@@ -152,4 +187,4 @@ class Decoder(nn.Module):
             layout = Layout.of_documents([(T,)] * B, tokens_BT.device)
         else:
             layout = Layout.of_positions(positions_BT)
-        return self.head(self.hidden(tokens_BT, layout))
+        return self.logits(self.hidden(tokens_BT, layout))

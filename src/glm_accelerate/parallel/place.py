@@ -36,9 +36,10 @@ class Axes:
     query: int = 1  # each has other queries of the same key heads
 
     @classmethod
-    def of(cls, ranks: int, shard: int = 1, tensor: int = 1, query: int = 1) -> "Axes":
+    def of(cls, ranks: int, shard: int = 1, tensor: int = 1, query: int = 1, pipeline: int = 1) -> "Axes":
         """So many ranks, of which as many hold the whole state as are left."""
-        return cls(data=ranks // (shard * tensor * query), shard=shard, tensor=tensor, query=query)
+        data = ranks // (pipeline * shard * tensor * query)
+        return cls(pipeline=pipeline, data=data, shard=shard, tensor=tensor, query=query)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -84,8 +85,8 @@ class Place:
 
     ranks: Ranks = ALONE
     axes: Axes = ONE_RANK
-    _groups: dict[tuple[str, ...], ProcessGroup | None] = field(
-        default_factory=dict[tuple[str, ...], "ProcessGroup | None"], repr=False, compare=False
+    _groups: dict[tuple[tuple[str, ...], bool], ProcessGroup] = field(
+        default_factory=dict[tuple[tuple[str, ...], bool], ProcessGroup], repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class Place:
     def sum_(self, tensor: Tensor, *names: str) -> None:
         """In place, over the ranks along these axes."""
         if self.count(*names) > 1:
-            dist.all_reduce(tensor, group=self._group(names))
+            dist.all_reduce(tensor, group=self.group(*names))
 
     def total(self, values: Sequence[float], *names: str) -> list[float]:
         """The sum of each value over the ranks along these axes (by default those that share the loss), the
@@ -123,6 +124,28 @@ class Place:
         self.sum_(summed, *(names or LOSS))
         return summed.tolist()
 
+    def along(self, name: str) -> list[int]:
+        """The ranks that differ from this one along an axis alone, itself among them, in their order."""
+        return next(group for group in self.axes.groups(name) if self.ranks.rank in group)
+
+    def meet(self) -> None:
+        """Make all groups now, on every rank at once: later a rank may wait for one that makes a group."""
+        for names in (("pipeline",), TENSOR, ("tensor",), ("query",), SAMPLES, LOSS):
+            for more in ((), SAMPLES):
+                self.group(*names, *more)
+        self.group("pipeline", copy=True)
+
+    def group(self, *names: str, copy: bool = False) -> ProcessGroup | None:
+        """The ranks along these axes; None: all ranks. `copy`: another group of the same ranks."""
+        key = tuple(name for name in ORDER if name in names and self.axes.sizes[name] > 1)
+        if not copy and self.count(*key) == self.ranks.count:
+            return None
+        if (key, copy) not in self._groups:
+            group, _ = dist.new_subgroups_by_enumeration(self.axes.groups(*key))
+            assert isinstance(group, ProcessGroup)
+            self._groups[key, copy] = group
+        return self._groups[key, copy]
+
     def mesh(self, device: torch.device) -> DeviceMesh:
         """What FSDP takes: data x shard, at this rank's place on all other axes."""
         names = [name for name, size in self.axes.sizes.items() if size > 1 or name in ("data", "shard")]
@@ -130,17 +153,6 @@ class Place:
             device.type, tuple(self.axes.sizes[name] for name in names), mesh_dim_names=tuple(names)
         )
         return whole["data", "shard"]
-
-    def _group(self, names: Sequence[str]) -> ProcessGroup | None:
-        """None: all ranks."""
-        key = tuple(name for name in ORDER if name in names and self.axes.sizes[name] > 1)
-        if self.count(*key) == self.ranks.count:
-            return None
-        if key not in self._groups:
-            group, _ = dist.new_subgroups_by_enumeration(self.axes.groups(*key))
-            assert isinstance(group, ProcessGroup)
-            self._groups[key] = group
-        return self._groups[key]
 
 
 SINGLE = Place()

@@ -32,6 +32,7 @@ class Cut:
     intervals: tuple[tuple[int, int], ...] = ()
     divided: Axis = ()  # axes along which other ranks hold other parts
     partial: Axis = ()  # axes besides the samples' over which its gradient is yet to be summed
+    counted: bool = True  # False: another stage has it too, which counts it in the norm and saves it
 
 
 WHOLE = Cut()
@@ -71,20 +72,25 @@ class CutTable:
         )
         by_axes: dict[Axis, list[Tensor]] = {}
         for weight in weights:
-            if weight.grad is not None:
-                axes = self.cut(names[weight]).divided if names else ()
-                by_axes.setdefault(axes, []).append(weight.grad)
-        if not any(by_axes):
+            cut = self.cut(names[weight]) if names else WHOLE
+            if weight.grad is not None and cut.counted:
+                by_axes.setdefault(cut.divided, []).append(weight.grad)
+        staged = self.place.count("pipeline") > 1
+        if not any(by_axes) and not staged:
             return norm(by_axes.get((), []))
-        return torch.stack([self._square(norm(each), axes) for axes, each in by_axes.items()]).sum().sqrt()
+        squares = [self._square(norm(each), axes) for axes, each in by_axes.items()]
+        none = torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
+        total = torch.stack(squares).sum() if squares else none
+        self.place.sum_(total, "pipeline")
+        return total.sqrt()
 
     def part(self, name: str, tensor: Tensor) -> Part:
         """What this rank holds of a parameter, or of what an optimizer remembers of it."""
         cut, part = self.cut(name), part_of(tensor)
         cut = cut if cut.intervals and cut.dim < tensor.ndim else WHOLE  # a count of updates is not cut
         fsdp = ("data", "shard") if isinstance(tensor, DTensor) else ()
-        others = [axis for axis in ORDER if axis not in (*cut.divided, *fsdp)]
-        owned = part.owned and self.place.index(*others) == 0
+        others = [axis for axis in ORDER if axis not in (*cut.divided, *fsdp, "pipeline")]
+        owned = part.owned and self.cut(name).counted and self.place.index(*others) == 0
         if cut is WHOLE:
             return replace(part, owned=owned)
         offset, shape = list(part.offset), list(part.shape)

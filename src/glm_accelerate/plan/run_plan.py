@@ -74,10 +74,16 @@ class RunPlan:
     fuse_update: bool = False
     tensor: int = 1  # ranks that share every product, and have other key heads
     query: int = 1  # ... the same key heads, and other queries of them
+    stages: tuple[int, ...] = ()  # how many layers each stage of a pipeline has
     memory: Memory | None = None
     evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline
     evaluate_bytes: int = 0  # that an evaluator is expected to need of a spare device
     spare_bytes: int = 0  # left over where blocks recompute only to fit: as much need not be recomputed
+
+    @property
+    def divided(self) -> bool:
+        """Whether no rank has the whole model."""
+        return self.shards * self.tensor * self.query > 1 or bool(self.stages)
 
     @property
     def sparing(self) -> str:
@@ -96,6 +102,7 @@ class RunPlan:
             **fields,
             "reasons": tuple(Reason(**reason) for reason in fields["reasons"]),
             "offload": tuple(fields["offload"]),
+            "stages": tuple(fields.get("stages", ())),
             "memory": fields["memory"] and Memory.from_json(fields["memory"]),
         }
         return RunPlan(**named)

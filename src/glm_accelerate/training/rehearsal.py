@@ -33,12 +33,7 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, place: Place) -> str | No
     """
     if not plan.recompute or not plan.spare_bytes:
         return None
-    if (
-        plan.shards * plan.tensor * plan.query > 1
-        or plan.offload
-        or model.prefix is not None
-        or plan.compute == "float16"
-    ):
+    if plan.divided or plan.offload or model.prefix is not None or plan.compute == "float16":
         # Blocks that cannot be measured alone; in float16 what is between them changes their inputs.
         return None
     chosen = place.ranks.decide(lambda: _cheapest(model, plan))

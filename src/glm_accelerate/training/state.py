@@ -119,6 +119,8 @@ def restore(
     moments: dict[str, Tensor] = {}
     for key in source.names(OPTIMIZER):
         name, _, moment = key.partition("::")
+        if name not in weights:  # another stage has it
+            continue
         if shaped_otherwise(moment) or table.whole(name, weights[name]):  # whole on every rank
             moments[key] = source.tensor(OPTIMIZER, key)
         else:

@@ -22,8 +22,11 @@ from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.linear import Linear
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.part import whole
+from glm_accelerate.parallel.pipeline import Stage
 from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.plan.schedule import one_forward_one_backward
 from glm_accelerate.runtime.device import send
+from glm_accelerate.runtime.seed import seed_all, step_seed
 
 
 class ForwardBackward(Protocol):
@@ -44,26 +47,33 @@ class WholeModel:
     offload: bool = False
 
     def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
+        batches = self.passes(step)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            loss = self.loss_of(batch, scale / max(1, step.targets))
+            loss.backward()
+            total += loss.detach()
+        return total / scale
+
+    def passes(self, step: Step) -> list[Batch]:
+        """The batches that are run; weights are told in which dtype to add gradients up."""
         together = self.place.samples[1] > 1  # ranks wait for each other: they run empty batches, too
         # A gradient that nothing is added to stays as its product made it; sums are float32.
         once = len(step.batches) == 1 and not together
         for part in self.model.modules():
             if isinstance(part, Linear):
                 part.learn_in(torch.bfloat16 if once else torch.float32)
-        total = torch.zeros((), device=self.device)
-        for batch in step.batches:
-            if batch.targets or together:
-                loss = self.loss_of(batch, scale / max(1, step.targets))
-                loss.backward()
-                total += loss.detach()
-        return total / scale
+        return [batch for batch in step.batches if batch.targets or together]
+
+    def hidden_of(self, batch: Batch) -> Tensor:
+        """What the layers make of a batch."""
+        tokens_RT = send(torch.from_numpy(batch.tokens_RT), self.device)
+        with offload_activations(self.model, self.device) if self.offload else nullcontext():
+            return self.model.hidden(tokens_RT, Layout.of_documents(batch.documents, self.device))
 
     def loss_of(self, batch: Batch, scale: float) -> Tensor:
         """`scale` times the losses of a batch's targets. Logits are made only where there is a target."""
-        model, device = self.model, self.device
-        tokens_RT = send(torch.from_numpy(batch.tokens_RT), device)
-        with offload_activations(model, device) if self.offload else nullcontext():
-            hidden_RTH = model.hidden(tokens_RT, Layout.of_documents(batch.documents, device))
+        model, device, hidden_RTH = self.model, self.device, self.hidden_of(batch)
         labels = batch.labels_RT.reshape(-1)
         targets = np.flatnonzero(labels != IGNORED)
         rows_S = send(torch.from_numpy(targets), device)
@@ -79,6 +89,46 @@ class WholeModel:
             copy_VH=model.head.copy,
             part=model.words,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedModel:
+    """Every rank runs the layers of one stage on the same batches as the other stages. Forward and backward
+    take turns, so that all stages work at once. The loss is the last stage's.
+    """
+
+    whole: WholeModel
+    stage: Stage
+
+    def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
+        whole, stage, batches = self.whole, self.stage, self.whole.passes(step)
+        total = torch.zeros((), device=whole.device)
+        waiting: dict[int, tuple[Tensor | None, Tensor]] = {}
+        _draw_apart(stage.index)
+        for way, number in one_forward_one_backward(stage.index, stage.count, len(batches)):
+            if way == "backward":
+                stage.backward(*waiting.pop(number))
+            elif stage.last:
+                loss = whole.loss_of(batches[number], scale / max(1, step.targets))
+                waiting[number] = stage.entered, loss
+                total += loss.detach()
+            else:
+                out = whole.hidden_of(batches[number])
+                waiting[number] = stage.entered, out
+        stage.finish(whole.model.embed)
+        return total / scale
+
+
+def passes_of(model: Decoder, device: torch.device, place: Place, offload: bool = False) -> ForwardBackward:
+    """What makes a step's gradients with this model, as it lies over the ranks."""
+    whole = WholeModel(model, device, place, offload)
+    return StagedModel(whole, model.stage) if isinstance(model.stage, Stage) else whole
+
+
+def _draw_apart(number: int) -> None:
+    """Stages draw other numbers than each other, from the step's on."""
+    if number:
+        seed_all(step_seed(int(torch.randint(1 << 62, ())), number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class GlmExaminer:
 
     @property
     def _divided(self) -> bool:
-        return self.place.count("shard", *TENSOR) > 1
+        return self.place.count("pipeline", "shard", *TENSOR) > 1
 
     def examine(self, request: Request, run: str, baseline: SampleLosses | None) -> Findings:
         """`baseline`: the losses of the step that the request is compared with."""

@@ -23,7 +23,7 @@ OPENING = 2  # special tokens that every template begins with; a plain document 
 @torch.inference_mode()
 def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For each document, row after row: the sum of its targets' losses, and its number of targets. A row's
-    padding counts as a document without targets.
+    padding counts as a document without targets. Zeros where the model's head is on another rank.
     """
     device = model.embed.device
     labels_N = torch.from_numpy(batch.labels_RT).flatten()
@@ -32,6 +32,8 @@ def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], 
         hidden_RTH = model.hidden(
             torch.from_numpy(batch.tokens_RT).to(device), Layout.of_documents(batch.documents, device)
         )
+        if model.stage is not None and not model.stage.last:
+            places_S = places_S[:0]
         hidden_SH = hidden_RTH.flatten(0, 1)[places_S.to(device)]
         losses_S = _target_losses(model, hidden_SH, labels_N[places_S].to(device)).double().cpu().numpy()
     lengths = np.concatenate([np.asarray(row) for row in batch.documents])

@@ -49,7 +49,7 @@ def glm_examiner(
     device = torch.device(device)
     fingerprints = ranks.decide(lambda: _fingerprints(run, config, directory))
     files = ModelFiles(directory, begun_on(run))
-    place = Place(ranks, Axes(shard=ranks.count) if plan.shards > 1 else Axes(data=ranks.count))
+    place = Place(ranks, Axes(shard=ranks.count) if plan.divided else Axes(data=ranks.count))
     recipe = evaluation_recipe(config, plan, files, device, place.axes.shard > 1)
     assembled = assemble(recipe, device, place)
     model = assembled.model

@@ -1,0 +1,155 @@
+"""A model divided over the pipeline axis: a rank has the layers of one stage, besides them the first has the
+embedding, the last norm and head. One tensor travels from stage to stage, and its gradient back; what else a
+pass needs (its documents, its shapes) every rank has of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, Work
+
+from glm_accelerate.models.decoder import Block, Decoder
+from glm_accelerate.parallel.part import local_of
+from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.table import WHOLE, Cut
+
+
+@dataclass(slots=True)
+class Stage:
+    """This rank's stage and its messages to its neighbours, which arrive in the order of sending."""
+
+    place: Place
+    learns_before: bool  # whether earlier stages train anything: else no gradient is sent to them
+    tied: bool = False  # the first stage and the last have the embedding, which is the head, too
+    entered: Tensor | None = None  # what `receive` returned last
+    _sent: list[tuple[Work, Tensor]] = field(default_factory=list[tuple[Work, Tensor]])
+
+    @property
+    def index(self) -> int:
+        """Its number, from the embedding on."""
+        return self.place.index("pipeline")
+
+    @property
+    def count(self) -> int:
+        """How many stages there are."""
+        return self.place.count("pipeline")
+
+    @property
+    def first(self) -> bool:
+        """Whether it has the embedding."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it has norm and head."""
+        return self.index == self.count - 1
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What the stage before has sent for this pass."""
+        self.entered = self._receive(torch.empty(shape, dtype=dtype, device=device), -1)
+        return self.entered.requires_grad_(self.learns_before and torch.is_grad_enabled())
+
+    def send(self, x: Tensor) -> None:
+        """To the next stage, before which this one may be by a few passes where there are no gradients."""
+        while len(self._sent) > self.count and not torch.is_grad_enabled():
+            self._sent.pop(0)[0].wait()
+        self._send(x.detach(), 1)
+
+    def backward(self, entered: Tensor | None, out: Tensor) -> None:
+        """Of a pass that came out as `out`: with the gradient that the next stage sends. That of what had
+        entered goes to the stage before.
+        """
+        if not out.requires_grad:
+            return
+        empty = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        out.backward(None if self.last else self._receive(empty, 1))
+        if entered is not None and self.learns_before:
+            assert entered.grad is not None
+            self._send(entered.grad, -1)
+
+    def finish(self, embed: Tensor) -> None:
+        """After a step's passes: all is sent, and a tied embedding has the gradient of both of its ends."""
+        while self._sent:
+            self._sent.pop()[0].wait()
+        if not self.tied or not embed.requires_grad:
+            return
+        if embed.grad is None:
+            embed.grad = torch.zeros_like(embed)
+        own = local_of(embed.grad)
+        other, group = torch.empty_like(own), self.place.group("pipeline")
+        peer = self.place.along("pipeline")[-1 if self.first else 0]
+        both = (dist.P2POp(dist.isend, own, peer, group), dist.P2POp(dist.irecv, other, peer, group))
+        for work in dist.batch_isend_irecv(list(both)):
+            work.wait()
+        own.add_(other)
+
+    def share(self, logits: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+        """The logits that the last stage has made, on every stage."""
+        shared = like.new_empty(shape) if logits is None else logits.contiguous()
+        dist.broadcast(shared, self.place.along("pipeline")[-1], group=self.place.group("pipeline"))
+        return shared
+
+    def _send(self, tensor: Tensor, towards: int) -> None:
+        self._sent = [(work, sent) for work, sent in self._sent if not work.is_completed()]
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, self._neighbour(towards), group=self._group(towards))
+        assert work is not None
+        self._sent.append((work, tensor))
+
+    def _receive(self, empty: Tensor, whence: int) -> Tensor:
+        work = dist.irecv(empty, self._neighbour(whence), group=self._group(-whence))
+        assert work is not None
+        work.wait()
+        return empty
+
+    def _neighbour(self, step: int) -> int:
+        return self.place.along("pipeline")[self.index + step]
+
+    def _group(self, towards: int) -> ProcessGroup | None:
+        """NCCL keeps one order of messages in a group: activations and gradients have a group each."""
+        return self.place.group("pipeline", copy=towards < 0)
+
+
+def keep_stage(
+    model: Decoder,
+    place: Place,
+    layers: Sequence[int],
+    device: torch.device,
+    cuts: Mapping[str, Cut],
+) -> dict[str, Cut]:
+    """In place: what other stages have is gone. `layers`: how many each stage has. Layers keep their names.
+    Returns the cuts of what is left; of a weight that two stages have, the first saves it.
+    """
+    index, bounds = place.index("pipeline"), [0, *accumulate(layers)]
+    first, last = index == 0, index == len(layers) - 1
+    own = range(bounds[index], bounds[index + 1])
+    before = [*model.layers[: own.start], *([] if first else [model.embed])]
+    tied = model.head.weight is model.embed and (first or last)
+    learns_before = any(
+        parameter.requires_grad
+        for each in before
+        for parameter in (each.parameters() if isinstance(each, nn.Module) else [each])
+    )
+    for number in range(bounds[-1]):
+        if number not in own:
+            delattr(model.layers, str(number))
+    for number, block in enumerate(model.layers):
+        assert isinstance(block, Block)
+        block.self_attn.layer = number  # in a cache of this stage's keys
+    if not first and not tied:
+        shape, dtype = (0, model.sizes.width), model.embed.dtype
+        del model.embed
+        model.register_buffer("embed", torch.empty(shape, dtype=dtype, device=device), persistent=False)
+    if not last:
+        del model.norm, model.head
+    model.sizes = replace(model.sizes, layers=len(own))
+    place.meet()
+    model.stage = Stage(place, learns_before, tied)
+    kept = {name: cut for name, cut in cuts.items() if name in dict(model.named_parameters())}
+    if tied and last:
+        kept["embed"] = replace(kept.get("embed", WHOLE), counted=False)
+    return kept

@@ -1,0 +1,61 @@
+"""A model divided into stages is one process: loss, every gradient, their norm, steps of weights."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from glm_accelerate.parallel.place import Axes, Place
+from glm_accelerate.parallel.ranks import Ranks, leave
+from tests.distributed.one_process import GLM4, MODELS, divide, model_of, same_as_one
+
+LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
+    "pipeline 2": (Axes(pipeline=2), (2, 3)),
+    "pipeline 3": (Axes(pipeline=3), (1, 3, 1)),
+    "data 2, pipeline 2": (Axes(pipeline=2, data=2), (4, 1)),
+    "shard 2, pipeline 2": (Axes(pipeline=2, shard=2), (2, 3)),
+    "tensor 2, pipeline 2": (Axes(pipeline=2, tensor=2), (3, 2)),
+    "pipeline 4": (Axes(pipeline=4), (1, 2, 1, 1)),
+    "data 2, tensor 2, pipeline 2": (Axes(pipeline=2, data=2, tensor=2), (1, 2)),
+}
+
+
+def one_rank(rank: int, ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "meeting"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    for layout, (axes, layers) in LAYOUTS.items():
+        if axes.count(*axes.sizes) != ranks:
+            continue
+        for family, sizes in MODELS.items():
+            for method in ("full", "lora") if ranks < 8 or family == "glm4" else ():
+                sizes = replace(sizes, layers=sum(layers))
+                place = Place(Ranks(rank, ranks, store), axes)
+                same_as_one(place, sizes, method, f"{layout}, {family}, {method}", layers)
+    look_on(Place(Ranks(rank, ranks, store), Axes(pipeline=ranks)))
+    leave(store, ranks)
+
+
+def look_on(place: Place) -> None:
+    """Without gradients: all stages have one process's logits, and each needs to know a row's documents."""
+    count = place.count("pipeline")
+    sizes = replace(GLM4, layers=count)
+    tokens = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(9), torch.arange(15)]).expand(2, -1)
+    expected, model = model_of(sizes, "full").eval(), model_of(sizes, "full").eval()
+    divide(model, place, (1,) * count)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens, positions), expected(tokens, positions))
+        forgetful = place.index("pipeline") == count - 1
+        other = model(tokens, torch.arange(24).expand(2, -1) if forgetful else positions)
+        assert (other - expected(tokens, positions)).abs().max() > 1e-3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_stages_are_one_process(ranks: int, tmp_path: Path) -> None:
+    mp.start_processes(one_rank, args=(ranks, tmp_path), nprocs=ranks, start_method="forkserver")
