@@ -217,6 +217,8 @@ class ParallelSection(Section):
     """How many ranks share one copy of weights and moments. off: each has its own; full: all share one."""
     tensor: Annotated[int, Field(ge=1)] = 1
     """How many ranks share every matrix product: each has some heads, some of each MLP, some words."""
+    pipeline: Annotated[int, Field(ge=1)] = 1
+    """How many stages the layers are divided into; what one has computed travels to the next."""
 
 
 class CheckpointSection(Section):

@@ -34,7 +34,7 @@ class Largest:
     positions: int
     longest: int  # tokens of a document
     targets: int  # never fewer than in any pass
-    several: bool  # whether some rank makes more than one pass in a step
+    count: int  # passes that a rank makes in a step, at the most; more than matter are not counted
     looked_at: int  # the last step that was looked at
     passes: tuple[Pass, ...]
 
@@ -48,15 +48,16 @@ def find_largest(
     position: int,
     total: int,
     ranks: int = 1,
+    matter: int = 2,
 ) -> Largest:
     """Over the steps after the first `position` ones up to `total`; of a very long run, over its first steps
-    and at least an epoch. `targets`: of each sample.
+    and at least an epoch. `targets`: of each sample; `matter`: how many passes of a step memory depends on.
 
     Rows are laid only where they may be wider than all before: for most steps the lengths are enough.
     """
     widest: Pass | None = None
     area = length = most_targets = 0
-    longest, several = None, False
+    longest, count = None, 0
     total = min(total, position + max(MOST_LOOKED_AT, 2 * len(order.epoch(0))))  # from within an epoch
     for number, _, drawn in order.steps_from(position):
         if number > total:
@@ -65,10 +66,10 @@ def find_largest(
         most_targets = max(most_targets, int(targets[drawn].sum()))
         if int(lengths.max()) > length:
             length, longest = int(lengths.max()), (number, drawn)
-        if several and widest_for(int(lengths.max()), micro_tokens) <= area:
+        if count >= matter and widest_for(int(lengths.max()), micro_tokens) <= area:
             continue
         for own in arranged(lengths.tolist(), batching, micro_tokens, ranks):
-            several |= len(own) > 1
+            count = min(matter, max(count, len(own)))
             for arrangement in own:
                 if arrangement.area > area:
                     area, widest = arrangement.area, Pass(number, tuple(drawn.tolist()), arrangement)
@@ -76,14 +77,14 @@ def find_largest(
     assert widest is not None
     with_longest = _with_longest(order, *longest, batching, micro_tokens, ranks)
     passes = (with_longest,) if with_longest.arrangement.area == area else (widest, with_longest)
-    return Largest(area, length, min(most_targets, area), several, total, passes)
+    return Largest(area, length, min(most_targets, area), count, total, passes)
 
 
 def largest_steps(samples: Samples, largest: Largest) -> tuple[Step, ...]:
     """Steps that need at least as much memory as any of the run. In the second pass of a step gradients are
-    there already, so if some step has several passes, each of these has two.
+    there already, and a stage of a pipeline has several at once, so each of these has as many as matter.
     """
-    times = 1 + largest.several
+    times = largest.count
     steps: list[Step] = []
     for one in largest.passes:
         batch = collate(one.arrangement, [samples[number] for number in one.drawn])

@@ -9,7 +9,7 @@ from functools import partial
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.kernels.linear_cross_entropy import CPU_BYTES, GPU_BYTES, chunk_rows
 from glm_accelerate.memory.operators import Operators
-from glm_accelerate.memory.rehearsal import Held, Value, WeightGradient
+from glm_accelerate.memory.rehearsal import Edge, Held, Value, WeightGradient
 from glm_accelerate.memory.weights import (
     SIZE,
     WIDE,
@@ -31,23 +31,22 @@ def forward_backward(ops: Operators, around: Around) -> None:
     """
     room = ops.tape.room
     room.phase = "forward"
-    loss = _loss(ops, hidden(ops, around))
+    out = hidden(ops, around)
+    if ops.job.heads:
+        out = _loss(ops, out)
     room.phase = "backward"
-    assert loss.edge is not None
-    loss.edge.gradient = loss
-    del loss
+    assert out.edge is not None
+    out.edge.gradient = out if ops.job.heads else ops.kept(ops.H)  # the next stage's
+    if ops.job.heads:
+        del out
     ops.tape.backward()
 
 
 def hidden(ops: Operators, around: Around) -> Value:
-    """What the head reads."""
+    """What the head reads, or the next stage."""
     job, s = ops.job, ops.job.sizes
     full = job.method == "full"
-    size = trained_size(job) if full else SIZE[frozen_dtype(job)]
-    weights = [WeightGradient("embedding", s.vocabulary * s.width * size)] if full else []
-    x = ops.op([ops.tokens * s.width * size], [], weights=weights)[0]
-    if size != ops.item:
-        x = ops.op([ops.H], [x])[0]
+    x = _embedded(ops, full) if job.embeds else Value(ops.tape.room, ops.H, Edge())
     positions = ops.kept(INDEX * ops.tokens)
     table = ops.kept(ops.wide(s.rope_width))
     prefix = ops.prefix() if job.method == "prefix" else []
@@ -60,7 +59,15 @@ def hidden(ops: Operators, around: Around) -> Value:
         del run
     del positions
     ops.begin(s.layers)
-    return ops.norm(x, full)
+    return ops.norm(x, full) if job.heads else x
+
+
+def _embedded(ops: Operators, trains: bool) -> Value:
+    job, s = ops.job, ops.job.sizes
+    size = trained_size(job) if trains else SIZE[frozen_dtype(job)]
+    weights = [WeightGradient("embedding", s.vocabulary * s.width * size)] if trains else []
+    x = ops.op([ops.tokens * s.width * size], [], weights=weights)[0]
+    return x if size == ops.item else ops.op([ops.H], [x])[0]
 
 
 def _block(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[Value]) -> Value:

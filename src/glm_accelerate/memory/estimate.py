@@ -5,8 +5,9 @@ alive at its worst moment is the prediction (docs/why/memory-model.md).
 from collections import deque
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
-from glm_accelerate.memory.activations import forward_backward
+from glm_accelerate.memory.activations import forward_backward, hidden
 from glm_accelerate.memory.around import Divided, OffloadedBytes
 from glm_accelerate.memory.job import Estimate, Item, Job
 from glm_accelerate.memory.offload import ROOM
@@ -38,6 +39,10 @@ UNSEEN = 0.07  # ... of a heap's that is more than was measured with (-3 to 18 %
 
 def estimate(job: Job) -> Estimate:
     """What the rank that needs most takes."""
+    if job.stages:
+        most = max(map(estimate, job.of_stages()), key=lambda each: each.peak + each.host)
+        on_disk = _checkpoints(replace(job, stages=()))
+        return replace(most, items=(*(item for item in most.items if item.where != "disk"), on_disk))
     room = SimulatedMemory()
     kept = [
         Held(room, "parameters", parameter_bytes(job)),
@@ -46,7 +51,7 @@ def estimate(job: Job) -> Estimate:
     ]
     gradients: dict[object, Held] = {}
     moved = 0
-    for _ in range(job.passes):
+    for _ in range(min(2, job.passes)):  # the first, and one that finds gradients
         moved = max(moved, _pass(job, room, gradients))
     room.phase = "update"
     room.briefly(reduce_bytes(job))
@@ -57,7 +62,9 @@ def estimate(job: Job) -> Estimate:
 
 
 def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int:
-    """Forward and back; gradients are added to those of the passes before. Returns what waits on the host."""
+    """Forward and back, while others have been forward already; gradients are added to those of the passes
+    before. Returns what waits on the host.
+    """
     divided = Divided(job, room, gradients) if job.shards > 1 else None
     waiting = OffloadedBytes(room) if "activations" in job.offload else None
     leaving: deque[Held] = deque()
@@ -88,7 +95,10 @@ def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int
 
     if divided is not None:
         divided.begin()
+    others = [Operators(job, Tape(room, take)) for _ in range(job.held - 1)]
+    held = [hidden(each, around) for each in others]
     forward_backward(Operators(job, tape), around)
+    held.clear()
     if divided is not None:
         divided.end()
     return 0 if waiting is None else waiting.most

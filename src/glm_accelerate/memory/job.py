@@ -1,6 +1,6 @@
 """What a run's memory depends on, and what a prediction of it says: the joint between plan and model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from glm_accelerate.kernels.choose import Form
@@ -32,13 +32,17 @@ class Job:
     longest: int = 2048  # document in it
     documents: int = 0  # in it; 0: as many as the longest is contained
     learnt: int = 2048  # targets in it
-    passes: int = 1  # of a step, on this rank
+    passes: int = 1  # of a step, on this rank, as far as memory depends on their number
     recompute: Literal["off", "blocks"] = "off"
     offload: frozenset[str] = frozenset()  # of activations, optimizer, weights
     fuse_update: bool = False  # a weight is updated as soon as its gradient is there
     ranks: int = 1  # that take other samples
     tensor: int = 1  # ... times so many that share every product: `sizes` are of one of these
     shards: int = 1  # ranks that share one copy of weights, gradients and moments
+    stages: tuple[int, ...] = ()  # layers of each stage of a pipeline; (): all are on each of these ranks
+    embeds: bool = True  # whether the embedding is here,
+    heads: bool = True  # ... norm and head,
+    held: int = 1  # ... and so many passes between forward and backward
     device: str = "cpu"
     form: Form = "eager"
     process: int = 0  # bytes that a process takes besides tensors, as measured; 0: what is assumed
@@ -47,6 +51,32 @@ class Job:
     kept_saves: int = 4  # checkpoints on disk
     snapshots: bool = False  # weights are handed to an evaluator
     evaluator: bool = False  # ... that runs on this machine's CPU
+
+    @property
+    def processes(self) -> int:
+        """All ranks."""
+        return self.ranks * self.tensor * max(1, len(self.stages))
+
+    def of_stages(self) -> list["Job"]:
+        """Those of the ranks of each stage; itself, where there are none."""
+        count = len(self.stages)
+        return [self.of_stage(stage, count, layers) for stage, layers in enumerate(self.stages)] or [self]
+
+    def of_stage(self, stage: int, count: int, layers: int) -> "Job":
+        """That of the ranks of one of so many stages, which has so many layers."""
+        return replace(
+            self,
+            sizes=replace(self.sizes, layers=layers),
+            stages=(),
+            embeds=stage == 0,
+            heads=stage == count - 1,
+            held=in_flight(stage, count, self.passes),
+        )
+
+
+def in_flight(stage: int, stages: int, passes: int) -> int:
+    """How many passes a stage of a pipeline has been through forward and not yet backward, at the most."""
+    return max(1, min(passes, stages - stage))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,11 +96,13 @@ def weights_of(job: Job) -> Iterator[Weight]:
     s, frozen = job.sizes, SIZE[frozen_dtype(job)]
     full = job.method == "full"
     outside = trained_size(job) if full else frozen
-    yield Weight("embedding", -1, s.vocabulary, s.width, outside, full)
+    if job.embeds or (job.heads and s.tied):
+        yield Weight("embedding", -1, s.vocabulary, s.width, outside, full)
     for block in range(s.layers):
         yield from _of_block(job, block)
-    yield Weight("small", -1, s.width, 1, outside, full)
-    if not s.tied:
+    if job.heads:
+        yield Weight("small", -1, s.width, 1, outside, full)
+    if job.heads and not s.tied:
         yield Weight("head", -1, s.vocabulary, s.width, outside, full)
     if job.method == "prefix":
         width = s.layers * 2 * s.kv_heads * s.head_width

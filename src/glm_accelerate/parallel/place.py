@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from glm_accelerate.parallel.ranks import ALONE, Ranks
+from glm_accelerate.plan.run_plan import RunPlan
 
 # Outermost first. Ranks next to each other share a machine: the innermost axes talk most.
 ORDER = ("pipeline", "data", "shard", "expert", "context", "tensor", "query")
@@ -36,10 +37,11 @@ class Axes:
     query: int = 1  # each has other queries of the same key heads
 
     @classmethod
-    def of(cls, ranks: int, shard: int = 1, tensor: int = 1, query: int = 1, pipeline: int = 1) -> "Axes":
-        """So many ranks, of which as many hold the whole state as are left."""
-        data = ranks // (pipeline * shard * tensor * query)
-        return cls(pipeline=pipeline, data=data, shard=shard, tensor=tensor, query=query)
+    def of(cls, plan: RunPlan) -> "Axes":
+        """As planned: as many ranks hold the whole state as are left."""
+        pipeline = max(1, len(plan.stages))
+        data = plan.ranks // (pipeline * plan.shards * plan.tensor * plan.query)
+        return cls(pipeline, data, plan.shards, tensor=plan.tensor, query=plan.query)
 
     @property
     def sizes(self) -> dict[str, int]:

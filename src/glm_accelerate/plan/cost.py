@@ -16,6 +16,7 @@ from glm_accelerate.memory.weights import PACKED, weights_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware, known
+from glm_accelerate.plan.schedule import LayerCosts, piped_seconds
 
 UTILISED = 0.4  # of a data sheet's products, which training commonly reaches
 NARROW = 0.5  # of bfloat16's speed, at best, where products are in float32 (TF32) instead
@@ -108,11 +109,26 @@ def run_seconds(job: Job, work: Work, speed: Speed, padding: float = 1.0) -> flo
     computing += passes * sizes.layers * started * (1 + again / 3)
     if job.base in PACKED:
         computing += passes * block * UNPACKED / speed.bandwidth * (2 + again)
+    link = GLOO if job.device == "cpu" else LINK
     moved, summed = passes * _travels(job, block, again), work.steps * _sums(job)
-    computing += passes * _products_summed(job, again) / (GLOO if job.device == "cpu" else LINK)
+    computing += passes * _products_summed(job, again) / link
+    updating = work.steps * _update_seconds(job, speed)
+    if job.stages:
+        each = layer_costs(job, work, speed).of_stages(job.stages)
+        edge = job.pass_tokens * sizes.width * KEPT[job.compute] / link
+        count, share = round(passes / work.steps), computing / passes / sum(each)
+        computing = work.steps * piped_seconds([one * share for one in each], count, edge)
+        moved, summed, updating = (whole / len(job.stages) for whole in (moved, summed, updating))
     if job.device == "cpu":  # processors that carry bytes do not compute
-        return computing + (moved + summed) / GLOO + work.steps * _update_seconds(job, speed)
-    return max(computing, (moved + summed) / LINK) + work.steps * _update_seconds(job, speed)
+        return computing + (moved + summed) / link + updating
+    return max(computing, (moved + summed) / link) + updating
+
+
+def layer_costs(job: Job, work: Work, speed: Speed) -> LayerCosts:
+    """What each layer computes, and the head with its loss."""
+    blocks = run_flops(job, replace(work, targets=0.0))
+    head = (run_flops(job, work) - blocks) / (speed.head or speed.products)
+    return LayerCosts((blocks / speed.products / job.sizes.layers,) * job.sizes.layers, last=head)
 
 
 def trained_weights(job: Job) -> int:

@@ -53,6 +53,7 @@ class Ground:
     ranks: int = 1
     tensor: int = 1  # ranks that share every product and have other key heads: `sizes` are of one of them
     query: int = 1  # ... for each of which so many have the same key head
+    pipeline: int = 1  # stages that the layers are divided into
     measured: tuple[MachineMeasurement, ...] = ()  # of each form that came into question
 
     def shared(self, tensor: int) -> "Ground":
@@ -70,10 +71,22 @@ class Ground:
         except ValueError as error:
             raise UserError(f"parallel.tensor is {tensor}: {error}", cure=cure) from error
 
+    def staged(self, pipeline: int) -> "Ground":
+        """The same where the layers are divided into so many stages. UserError if they cannot be."""
+        for what, count in (("ranks", self.samplers), ("layers", self.sizes.layers)):
+            if count % pipeline if what == "ranks" else count < pipeline:
+                raise UserError(
+                    f"parallel.pipeline is {pipeline}, which {count} {what} cannot be divided into",
+                    cure="parallel.pipeline=1, or a number that divides the ranks",
+                )
+        if not self.sizes.plain and pipeline > 1:
+            raise UserError("parallel.pipeline cannot divide layers that share or factor matrices")
+        return replace(self, pipeline=pipeline)
+
     @property
     def samplers(self) -> int:
         """How many ranks take other samples than the others."""
-        return self.ranks // (self.tensor * self.query)
+        return self.ranks // (self.tensor * self.query * self.pipeline)
 
     def measurement(self, form: Form) -> MachineMeasurement | None:
         """In this form, else in one that was measured."""
@@ -128,7 +141,7 @@ class Load:
         epochs = self.steps / self.steps_per_epoch
         return Work(tokens * epochs, pairs_seen * epochs, learnt * epochs, self.steps)
 
-    def largest(self, batching: str, micro_tokens: int, ranks: int) -> Largest:
+    def largest(self, batching: str, micro_tokens: int, ranks: int, matter: int = 2) -> Largest:
         return find_largest(
             self.order,
             self.targets,
@@ -137,6 +150,7 @@ class Load:
             position=0,
             total=self.steps,
             ranks=ranks,
+            matter=matter,
         )
 
     def padding(self, batching: str, micro_tokens: int, ranks: int = 1) -> float:

@@ -40,7 +40,7 @@ class PlannedRun:
 
     @property
     def needed(self) -> int:
-        return _needed(self.setting.job, self.estimate)
+        return needed(self.setting.job, self.estimate)
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -141,10 +141,10 @@ class Ladder:
         """Under these options, with its passes laid out."""
         for option in options:
             setting = option.apply(setting)
-        found = self._largest(setting.batching, setting.micro_tokens, setting.job.ranks)
-        passes = 2 if found.several else 1
+        matter = max(2, len(setting.job.stages))
+        found = self._largest(setting.batching, setting.micro_tokens, setting.job.ranks, matter)
         sizes = {"pass_tokens": found.positions, "longest": found.longest, "learnt": found.targets}
-        return replace(setting, job=replace(setting.job, **sizes, passes=passes))
+        return replace(setting, job=replace(setting.job, **sizes, passes=found.count))
 
     def _seconds(self, setting: Setting) -> float:
         padding = self._padding(setting.batching, setting.job.ranks)
@@ -155,16 +155,18 @@ class Ladder:
         setting = self._complete(setting, options)
         if not possible(setting):
             return inf
-        job, layers = setting.job, setting.job.sizes.layers
-        few = FEW + (job.last if job.method == "freeze" else 0)
+        return max(map(self._about_stage, setting.job.of_stages()))
+
+    def _about_stage(self, job: Job) -> float:
+        layers, few = job.sizes.layers, FEW + (job.last if job.method == "freeze" else 0)
         if layers <= 2 * few:
-            return _needed(job, self._estimate(job))
+            return needed(job, self._estimate(job))
         shallow, deep = (replace(job, sizes=replace(job.sizes, layers=few + more)) for more in (0, FEW))
-        least, more = (_needed(one, self._estimate(one)) for one in (shallow, deep))
+        least, more = (needed(one, self._estimate(one)) for one in (shallow, deep))
         return least + (more - least) / FEW * (layers - few)
 
 
-def _needed(job: Job, found: Estimate) -> int:
+def needed(job: Job, found: Estimate) -> int:
     """Bytes of the device; on a CPU of the host, whose memory that is, but for what saving does without where
     memory is short (training/saver.py).
     """

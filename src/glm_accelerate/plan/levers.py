@@ -4,7 +4,7 @@ Tiers say what a change costs: 0 nothing (the plan does it by itself), then only
 what is trained, then the base's rounding, then time again, much of it, then more devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -66,15 +66,22 @@ def possible(setting: Setting) -> bool:
     return conflict(job, float(job.clips)) is None
 
 
-def _whole_alone(job: Job) -> tuple[tuple[bool, str], ...]:
+def _shared_lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
     """What ranks that share every product cannot have yet."""
-    return (
-        (job.method == "prefix", "adapt.method=prefix"),
-        (job.base in PACKED, f"adapt.base={job.base}"),
-        (job.compute == "fp8", "precision.compute=fp8"),
-        (job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"),
-        (bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"),
-    )
+    shared = job.tensor > 1
+    yield "tensor", shared and job.method == "prefix", "adapt.method=prefix"
+    yield "tensor", shared and job.base in PACKED, f"adapt.base={job.base}"
+    yield "tensor", shared and job.compute == "fp8", "precision.compute=fp8"
+    yield "tensor", shared and job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"
+    yield "tensor", shared and bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
+
+
+def _staged_lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
+    """What stages of a pipeline cannot have yet."""
+    staged = bool(job.stages)
+    yield "pipeline", staged and job.method in ("prefix", "freeze"), f"adapt.method={job.method}"
+    yield "pipeline", staged and job.compute == "float16", "precision.compute=float16"
+    yield "pipeline", staged and bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
 
 
 def conflict(job: Job, clip: float) -> UserError | None:
@@ -94,14 +101,14 @@ def conflict(job: Job, clip: float) -> UserError | None:
             "precision.compute=float16 overflows now and then, memory.fuse_update cannot take a step back",
             f"precision.compute=bfloat16, or {off}",
         ),
-        (fused and job.ranks * job.tensor > 1, "memory.fuse_update is for one process", off),
+        (fused and job.processes > 1, "memory.fuse_update is for one process", off),
         (
             fused and moments,
             "memory.offload=[optimizer] and memory.fuse_update both take gradients as they are made",
             off,
         ),
         (
-            moments and job.ranks > 1,
+            moments and job.processes > 1,
             "memory.offload=[optimizer] is for one process",
             "parallel.shard=full instead, which divides the moments over ranks",
         ),
@@ -127,8 +134,8 @@ def conflict(job: Job, clip: float) -> UserError | None:
             f"{off}, fewer samples a step, or a larger train.micro_tokens",
         ),
         *(
-            (job.tensor > 1 and lacks, f"{what} cannot go with parallel.tensor", "one of the two")
-            for lacks, what in _whole_alone(job)
+            (lacks, f"{what} cannot go with parallel.{axis}", "one of the two")
+            for axis, lacks, what in (*_shared_lacks(job), *_staged_lacks(job))
         ),
     )
     return next((UserError(what, cure=cure) for applies, what, cure in rules if applies), None)

@@ -88,7 +88,7 @@ def short(job: Job, slow: Speed) -> tuple[Job, Work]:
     """A step of the model on one rank, and what it computes: of fewer blocks, and then of fewer tokens, where
     all of it would take too long.
     """
-    small = replace(job, ranks=1, tensor=1, shards=1, passes=min(2, job.passes))
+    small = replace(job, ranks=1, tensor=1, shards=1, stages=(), passes=min(2, job.passes))
 
     def long() -> bool:
         return run_seconds(small, _work(small), slow) > LONGEST
@@ -115,9 +115,7 @@ def _measure(
     small, work = short(job, slow)
     tensors = estimate(small).allocated
     place = launched()
-    together = (
-        job.ranks * job.tensor if place is None or place.meeting is not None else 1
-    )  # by our own launcher
+    together = job.processes if place is None or place.meeting is not None else 1  # by our own launcher
     if small.offload or 2 * tensors * together > free:
         return None
     parts = absolute(config).model_dump(mode="json", include=PARTS, exclude={"optim": RATES})

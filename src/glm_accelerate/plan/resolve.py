@@ -22,7 +22,7 @@ from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.levers import conflict
 from glm_accelerate.plan.run_plan import Memory, Reason, RunPlan
-from glm_accelerate.plan.weigh import Weighed, require_host, require_room, weigh
+from glm_accelerate.plan.weigh import Weighed, pipeline_waits, require_host, require_room, weigh, weigh_stages
 from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount
@@ -30,6 +30,7 @@ from glm_accelerate.runtime.words import amount
 DEFAULT_STEP_SAMPLES = 16
 MOST_EVALUATED = 256  # inline: training waits for each of them
 MOST_BETWEEN = 500  # steps from one evaluation to the next
+LONG_WAIT = 0.25  # of a step, in a pipeline
 WORTH_COMPILING = 600  # seconds: a sixth of them is saved, half a minute is paid
 WORTH_NATIVE = 30  # seconds: a third of them is saved; compiling our C++ takes about ten, once a machine
 
@@ -67,14 +68,14 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     say = reasons.say
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
-    ground = ground.shared(config.parallel.tensor)
+    ground = ground.shared(config.parallel.tensor).staged(config.parallel.pipeline)
     load, step_samples = _load(config, inputs, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
     every, samples, place = _evaluation(config, ground, settled, load, reasons)
     weighed = _weighed(config, ground, settled, micro_tokens, load, place)
     chosen, memory, job = weighed.found.setting, weighed.memory, weighed.found.setting.job
-    _say_ranks(ground, settled, job, reasons)
+    _say_ranks(ground, settled, weighed, reasons)
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
     say("tokens in one pass", chosen.micro_tokens, why)
     _say_memory(config, job, memory, reasons)
@@ -86,8 +87,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     say("device", hardware.name, f"{hardware.device}, {cores}")
     if error := conflict(job, config.optim.clip):
         raise error
-    recomputes = job.recompute != "off"
-    only_to_fit = config.memory.recompute == "auto" and recomputes
+    only_to_fit = config.memory.recompute == "auto" and job.recompute != "off"
     plan = RunPlan(
         family=ground.family.name,
         template=inputs.template.name,
@@ -101,7 +101,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         step_samples=step_samples,
         step_tokens=config.train.step_tokens,
         micro_tokens=chosen.micro_tokens,
-        recompute=recomputes,
+        recompute=job.recompute != "off",
         warmup_steps=warmup_steps,
         codec=codec,
         evaluate_every=every,
@@ -117,14 +117,21 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         fuse_update=job.fuse_update,
         tensor=ground.tensor,
         query=ground.query,
+        stages=job.stages,
         memory=memory,
         spare_bytes=max(0, memory.room - memory.needed) if only_to_fit else 0,
     )
     return plan, weighed
 
 
-def _say_ranks(ground: Ground, settled: SettledChoices, job: Job, reasons: Reasons) -> None:
+def _say_ranks(ground: Ground, settled: SettledChoices, weighed: Weighed, reasons: Reasons) -> None:
+    job = weighed.found.setting.job
     reasons.say("ranks", ground.ranks, "--gpus" if ground.hardware.assumed else "as launched")
+    if job.stages:
+        passes, waiting = pipeline_waits(weighed)
+        pays = "" if waiting < LONG_WAIT else "; parallel.shard=full would not wait so long"
+        why = f"layers; {waiting:.0%} of a step of {passes} passes is waiting{pays}"
+        reasons.say("stages", " + ".join(map(str, job.stages)), why)
     if job.tensor > 1:
         reasons.say("tensor", job.tensor, "the config: so many ranks share every product")
     as_settled = job.shards == settled.shards
@@ -182,6 +189,8 @@ def _weighed(
     if measured is not None:
         job = replace(job, process=measured.process, measured_with=measured.tensors)
     setting, speed = replace(setting, job=job), ground.speed(settled.compute, job.form)
+    if ground.pipeline > 1:
+        return weigh_stages(config, setting, load, ground, speed)
     divided = weigh(config, setting, load, ground.hardware, speed)
     if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:
         return divided

@@ -4,7 +4,10 @@ has. The trainer follows the order, the plan adds up its time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
+
+from glm_accelerate.memory.job import in_flight
 
 
 class StagePass(NamedTuple):
@@ -27,9 +30,14 @@ def one_forward_one_backward(stage: int, stages: int, passes: int) -> list[Stage
     return order
 
 
-def in_flight(stage: int, stages: int, passes: int) -> int:
-    """How many passes a stage has been through forward and not yet backward, at the most."""
-    return max(1, min(passes, stages - stage))
+def piped_seconds(stages: Sequence[float], passes: int, edge: float = 0.0) -> float:
+    """How long a step takes whose stages need so long for a pass, forward and backward together."""
+    return seconds_of([each / 3 for each in stages], [each * 2 / 3 for each in stages], passes, edge)
+
+
+def idle(stages: Sequence[float], passes: int) -> float:
+    """The share of a step in which a stage waits for another, on average."""
+    return 1 - passes * sum(stages) / len(stages) / piped_seconds(stages, passes)
 
 
 def seconds_of(forward: Sequence[float], backward: Sequence[float], passes: int, edge: float = 0.0) -> float:
@@ -64,6 +72,10 @@ class LayerCosts:
         """Of a stage of these layers."""
         ends = (self.first if start == 0 else 0.0) + (self.last if stop == len(self.layers) else 0.0)
         return sum(self.layers[start:stop]) + ends
+
+    def of_stages(self, sizes: Sequence[int]) -> list[float]:
+        """Of stages of so many layers each."""
+        return [self.of(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
 
 def cut_stages(

@@ -5,15 +5,18 @@ A run that does not fit is refused before its model is loaded, with the words th
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.plan.cost import Speed, run_flops
-from glm_accelerate.plan.ground import Load
+from glm_accelerate.memory.estimate import estimate
+from glm_accelerate.plan.cost import Speed, layer_costs, run_flops
+from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
-from glm_accelerate.plan.ladder import Ladder, PlannedRun
+from glm_accelerate.plan.ladder import Ladder, PlannedRun, needed
 from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
 from glm_accelerate.plan.run_plan import Memory
+from glm_accelerate.plan.schedule import cut_stages, idle
 from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount, read_amount
@@ -73,7 +76,7 @@ def weigh(
     config: RunConfig, setting: Setting, load: Load, hardware: Hardware, speed: Speed | None
 ) -> Weighed:
     """The fastest that fits of the settings that the config leaves open; if none does, the smallest."""
-    room, why = _room(config, hardware, setting.job.ranks * setting.job.tensor)
+    room, why = _room(config, hardware, setting.job.processes)
     ladder = Ladder(load, speed or STAND_IN, room, setting.micro_tokens)
     every = levers(config, setting, load.longest)
     own = [up_to(lever, ITSELF) for lever in every]
@@ -82,6 +85,40 @@ def weigh(
         found = ladder.cheapest(setting, own, most=ITSELF) or ladder.least(setting, own)
     memory = Memory(found.estimate.items, found.estimate.phase, found.needed, room, why)
     return Weighed(ladder, every, setting, found, memory, speed)
+
+
+def weigh_stages(
+    config: RunConfig, setting: Setting, load: Load, ground: Ground, speed: Speed | None
+) -> Weighed:
+    """With the layers divided into stages of which the slowest is as fast as possible; where these do not fit
+    but others do, of those.
+    """
+    costs = layer_costs(setting.job, load.work(), speed or STAND_IN)
+
+    def weighed(stages: tuple[int, ...]) -> Weighed:
+        staged = replace(setting, job=replace(setting.job, stages=stages))
+        return weigh(config, staged, load, ground.hardware, speed)
+
+    stages = cut_stages(costs, ground.pipeline)
+    assert stages is not None
+    fastest = weighed(stages)
+    least, room = fastest.found.setting.job, fastest.memory.room
+
+    @cache
+    def fits(stage: int, start: int, stop: int) -> bool:
+        one = least.of_stage(stage, ground.pipeline, stop - start)
+        return needed(one, estimate(one)) <= room
+
+    other = None if fastest.memory.fits else cut_stages(costs, ground.pipeline, fits)
+    return fastest if other is None else weighed(other)
+
+
+def pipeline_waits(weighed: Weighed) -> tuple[int, float]:
+    """How many passes a step has in a pipeline, and the share of it in which a stage waits for another."""
+    job, work = weighed.found.setting.job, weighed.ladder.work
+    passes = max(1, round(work.tokens / work.steps / job.ranks / job.pass_tokens))
+    stages = layer_costs(job, work, weighed.speed or STAND_IN).of_stages(job.stages)
+    return passes, idle(stages, passes)
 
 
 def _room(config: RunConfig, hardware: Hardware, ranks: int) -> tuple[int, str]:
@@ -163,7 +200,7 @@ def require_room(weighed: Weighed) -> None:
 def require_host(weighed: Weighed, hardware: Hardware) -> None:
     """What is moved off a device has to have room on its host."""
     job, found = weighed.found.setting.job, weighed.found.estimate
-    ranks = min(job.ranks * job.tensor, hardware.count)  # on one host
+    ranks = min(job.processes, hardware.count)  # on one host
     needed = ranks * (found.host - found.spared)
     if hardware.device != "cpu" and needed > hardware.host_bytes:
         has = amount(hardware.host_bytes)

@@ -35,7 +35,7 @@ from glm_accelerate.training.resume import Resumed, resume
 from glm_accelerate.training.saver import saver_of
 from glm_accelerate.training.settle import Settled, Start, settle, take_effect
 from glm_accelerate.training.state import Progress
-from glm_accelerate.training.step import WholeModel
+from glm_accelerate.training.step import passes_of
 from glm_accelerate.training.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
@@ -81,7 +81,7 @@ def built(
         keep_freed_memory()
         held.enter_context(repeat_exactly(device))
         keep_to_limit(config.memory.limit, device)
-        place = Place(ranks, Axes.of(ranks.count, plan.shards, plan.tensor, plan.query))
+        place = Place(ranks, Axes.of(plan))
         assembled = assemble(training_recipe(config, plan, settled.files), device, place)
         model = assembled.model
         mover = build_mover(config.optim, plan, model, assembled.table, device)
@@ -127,7 +127,7 @@ def _run(
     before: int,
 ) -> Run:
     config, plan, device = settled.config, settled.plan, model.embed.device
-    passes = WholeModel(model, device, life.place, offload="activations" in plan.offload)
+    passes = passes_of(model, device, life.place, offload="activations" in plan.offload)
     branch = Branch(life, progress.position if settled.choice.paths else -1, settled.choice.explicit)
     return Run(
         config,

@@ -80,6 +80,7 @@ def rehearsal(
         position=position,
         total=plan.steps,
         ranks=life.place.samples[1],
+        matter=max(2, len(plan.stages)),
     )
 
     def through(step: Step) -> None:

@@ -33,4 +33,3 @@ def test_ranks_that_take_the_same_samples_learn_the_same_loss_once() -> None:
     """Along `tensor` all have all of a sample's loss; along context and pipeline, parts of it."""
     assert set(SAMPLES) < set(LOSS)
     assert set(ORDER) - set(LOSS) == set(TENSOR)
-    assert Axes.of(48, shard=2, tensor=2, query=4) == Axes(data=3, shard=2, tensor=2, query=4)

@@ -1,4 +1,4 @@
-"""What a plan is made for, where ranks share every product."""
+"""What a plan is made for, where ranks share every product or have other layers."""
 
 import re
 from dataclasses import replace
@@ -8,6 +8,8 @@ import pytest
 
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.memory.estimate import estimate
+from glm_accelerate.parallel.place import Axes
 from glm_accelerate.plan.ground import Ground, ground_of
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import plan_and_weigh
@@ -29,6 +31,7 @@ def test_ranks_that_share_products_need_less_and_take_the_same_samples(config: R
     plan, weighed = plan_and_weigh(override(config, ["parallel.tensor=4"]), here)
     assert (whole.tensor, whole.query, plan.tensor, plan.query) == (1, 1, 2, 2)  # two key heads
     assert (plan.ranks, weighed.setting.job.ranks, weighed.setting.job.tensor) == (4, 1, 4)
+    assert (Axes.of(whole), Axes.of(plan)) == (Axes(data=4), Axes(tensor=2, query=2))
     assert whole.memory is not None
     assert plan.memory is not None
 
@@ -46,3 +49,39 @@ def test_what_cannot_be_shared_is_refused(config: RunConfig, ranks: int, tensor:
     with pytest.raises(UserError, match=re.escape(why)) as refused:
         plan_and_weigh(override(config, [f"parallel.tensor={tensor}"]), ground(config, ranks))
     assert "parallel.tensor=1" in (refused.value.cure or "")
+
+
+def test_layers_are_divided_into_stages_and_the_first_holds_the_most(config: RunConfig) -> None:
+    here = ground(config, 4)
+    four = ["train.step_samples=16", "train.micro_tokens=64", "data.max_tokens=64"]
+    plan, weighed = plan_and_weigh(override(config, ["parallel.pipeline=2", *four]), here)
+    job = weighed.found.setting.job
+    assert plan.stages == job.stages == (1, 1)
+    assert Axes.of(plan) == Axes(pipeline=2, data=2)
+    assert (job.ranks, job.processes, job.passes) == (2, 4, 2)
+    first, last = job.of_stages()
+    assert (first.embeds, first.heads, first.held) == (True, False, 2)
+    assert (last.embeds, last.heads, last.held) == (False, True, 1)
+    assert plan.memory is not None
+    each = [estimate(one) for one in (first, last)]
+    assert plan.memory.needed == max(one.peak + one.host - one.spared for one in each)
+    said = next(reason for reason in plan.reasons if reason.name == "stages")
+    assert said.value == "1 + 1"
+    assert re.match(r"layers; \d+% of a step of \d+ passes is waiting", said.why)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipeline", "more", "why"),
+    [
+        (4, 3, "optim.clip=1", "4 ranks cannot be divided into"),
+        (3, 3, "optim.clip=1", "2 layers cannot be divided into"),
+        (2, 2, "adapt.method=freeze", "adapt.method=freeze cannot go with parallel.pipeline"),
+        (2, 2, "precision.compute=float16", "precision.compute=float16 cannot go with parallel.pipeline"),
+    ],
+)
+def test_what_cannot_be_staged_is_refused(
+    config: RunConfig, ranks: int, pipeline: int, more: str, why: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(why)) as refused:
+        plan_and_weigh(override(config, [f"parallel.pipeline={pipeline}", more]), ground(config, ranks))
+    assert refused.value.cure

@@ -28,15 +28,15 @@ def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], 
     device = model.embed.device
     labels_N = torch.from_numpy(batch.labels_RT).flatten()
     places_S = (labels_N != IGNORED).nonzero()[:, 0]
+    lengths = np.concatenate([np.asarray(row) for row in batch.documents])
     with evaluating(model):
         hidden_RTH = model.hidden(
             torch.from_numpy(batch.tokens_RT).to(device), Layout.of_documents(batch.documents, device)
         )
         if model.stage is not None and not model.stage.last:
-            places_S = places_S[:0]
+            return np.zeros(len(lengths)), np.zeros(len(lengths))
         hidden_SH = hidden_RTH.flatten(0, 1)[places_S.to(device)]
         losses_S = _target_losses(model, hidden_SH, labels_N[places_S].to(device)).double().cpu().numpy()
-    lengths = np.concatenate([np.asarray(row) for row in batch.documents])
     document_S = np.repeat(np.arange(len(lengths)), lengths)[places_S.numpy()]
     losses_D = np.bincount(document_S, weights=losses_S, minlength=len(lengths)).astype(np.float64)
     return losses_D, np.bincount(document_S, minlength=len(lengths)).astype(np.float64)
