@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.words import read_rate
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +109,14 @@ def number(*, above_zero: bool = False) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def rate(text: str) -> float:
+    """The type of an argument that is the rate of a link; bytes a second."""
+    found = read_rate(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text} is not a rate as 100Gbit")
+    return found
 
 
 def directory(text: str) -> Path:

@@ -5,7 +5,7 @@ trained, and no device has to be there.
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import options
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from glm_accelerate.plan.hardware import Hardware
+    from glm_accelerate.plan.layouts import Cluster
 
 HELP = (
     "Show what follows from a config, its memory and time on a device, and what to type if it does not fit."
@@ -31,6 +32,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gpus", type=options.at_least(1), default=1, metavar="N", help="how many of them (1)"
+    )
+    parser.add_argument(
+        "--nodes", type=options.at_least(1), default=1, metavar="N", help="in how many machines (1)"
+    )
+    parser.add_argument(
+        "--link", type=options.rate, metavar="R", help="network of each machine, as 400Gbit (100Gbit assumed)"
     )
     parser.add_argument(
         "--tokens-per-second",
@@ -51,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.cli.progress import watching
     from glm_accelerate.plan import report
     from glm_accelerate.plan.ground import ground_of
+    from glm_accelerate.plan.layout_report import show_layouts
+    from glm_accelerate.plan.layouts import compare_layouts
     from glm_accelerate.plan.probe import measured_ground
     from glm_accelerate.plan.report import unusual
     from glm_accelerate.plan.resolve import plan_and_weigh
@@ -60,15 +69,24 @@ def run(args: argparse.Namespace) -> int:
         ground = measured_ground(config, ground_of(config, _hardware(args), args.gpus, watch), watch)
     plan, weighed = plan_and_weigh(config, ground)
     taken = duration(weighed, args.tokens_per_second)
+    cluster = _cluster(args, ground.hardware)
+    layouts = compare_layouts(config, weighed, ground.sizes, cluster) if cluster else None
+    if layouts is not None and args.tokens_per_second is None:
+        taken = replace(
+            taken, seconds=layouts.own.time.seconds * plan.steps, why="by the step of the layout with a star"
+        )
     advice, code = (None, ExitCode.DONE) if weighed.memory.fits else (advise(weighed), ExitCode.USERS_INPUT)
     if args.json:
         fields = asdict(plan) | {"time": asdict(taken), "advice": advice and asdict(advice)}
+        fields |= {"layouts": asdict(layouts)} if layouts else {}
         sys.stdout.write(json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         return code
     console = Console()
     report.show_plan(plan.reasons, console)
     report.show_memory(weighed.memory, console)
     report.show_duration(taken, args.gpus, args.price, console)
+    if layouts is not None:
+        show_layouts(layouts, console)
     report.show_warnings(unusual(config, ground.sizes, int(ground.inputs.train.lengths.max())), console)
     if advice is not None:
         report.show_advice(advice, _command(args, advice.overrides or ()), console)
@@ -78,7 +96,18 @@ def run(args: argparse.Namespace) -> int:
 def _hardware(args: argparse.Namespace) -> "Hardware":
     from glm_accelerate.plan.hardware import THIS, as_hardware, detect, find_device
 
-    return detect() if args.gpu == THIS else as_hardware(find_device(args.gpu), args.gpus)
+    return detect() if args.gpu == THIS else as_hardware(find_device(args.gpu), args.gpus // args.nodes or 1)
+
+
+def _cluster(args: argparse.Namespace, hardware: "Hardware") -> "Cluster | None":
+    """Several devices of a kind of which enough is known."""
+    from glm_accelerate.plan.hardware import known
+    from glm_accelerate.plan.layouts import NETWORK, Cluster
+
+    device = known(hardware.name)
+    if args.gpus == 1 or device is None or device.products is None:
+        return None
+    return Cluster(device, args.gpus, args.nodes, args.link or NETWORK, "--link" if args.link else "assumed")
 
 
 def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:
@@ -90,4 +119,5 @@ def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:
     ]
     device = ["--gpu", args.gpu] if args.gpu != "this" else []
     devices = ["--gpus", str(args.gpus)] if args.gpus > 1 and "--gpus" not in replaced else []
-    return ["plan", *stock, *config, *device, *devices]
+    nodes = ["--nodes", str(args.nodes)] if args.nodes > 1 and devices else []
+    return ["plan", *stock, *config, *device, *devices, *nodes]

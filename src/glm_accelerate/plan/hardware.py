@@ -65,51 +65,78 @@ def detect() -> Hardware:
 
 @dataclass(frozen=True, slots=True)
 class DataSheet:
-    """Facts of a device. Products and bandwidth are those of its maker, dense, with float32 sums."""
+    """Facts of a device. Products, bandwidth and link are those of its maker, products dense with float32
+    sums.
+    """
 
     name: str
     kind: str  # as torch calls it
     memory: int  # bytes that a program sees
     products: float | None  # floating-point operations a second in bfloat16 (V100: float16); None: unknown
     bandwidth: float | None  # bytes a second of its memory
+    link: float = 0.0  # ... one way to others of its node, all lanes together; 0: unknown
+    wire: str = "PCIe"
+    reached: float = 0.5  # part of its products that whole blocks of matrix products reach
     bf16: bool = True
     sure: bool = True  # False: from memory or hearsay, and shown as assumed
 
 
+# Ampere, Hopper and Ada: chosen by rows that benchmarks/layouts/published.py names; the others are assumed.
+VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = 0.6, 0.75, 0.9, 0.53, 0.53
+# Gigabytes a second one way: NVLink by generation, PCIe by 16 lanes. GeForce cards read each other's memory
+# through their host's, so that everything travels twice.
+NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5, NVLINK_CUT = 150, 300, 450, 900, 200
+PCIE_4, PCIE_5 = 32, 64
+BY_HOST = 0.5
+
+
 def _nvidia(
-    name: str, gib: float, tera: float, gigabytes: float, *, bf16: bool = True, sure: bool = True
+    name: str,
+    gib: float,
+    tera: float,
+    gigabytes: float,
+    link: float,
+    reached: float,
+    *,
+    bf16: bool = True,
+    sure: bool = True,
 ) -> DataSheet:
-    return DataSheet(name, Nvidia.kind, int(gib * GIB), tera * 1e12, gigabytes * 1e9, bf16, sure)
+    wire = "PCIe" if link <= PCIE_5 else "NVLink"
+    speeds = tera * 1e12, gigabytes * 1e9, link * 1e9
+    return DataSheet(name, Nvidia.kind, int(gib * GIB), *speeds, wire, reached, bf16, sure)
 
 
 # Memory: what torch's own out-of-memory messages call the total capacity, which is below the name's.
-# Products and bandwidth: NVIDIA's data sheets and architecture whitepapers (Volta, Ampere, Ada, Hopper,
-# Blackwell); consumer cards at half rate, which is what float32 sums get there.
+# Products, bandwidth and links: NVIDIA's data sheets and architecture whitepapers (Volta, Ampere, Ada,
+# Hopper, Blackwell), of the SXM form where there is one; consumer cards at half rate, as float32 sums get.
 DEVICES = (
-    _nvidia("RTX 3060", 11.76, 25.5, 360, sure=False),  # twice its float32, as on the 3090
-    _nvidia("RTX 3090", 23.69, 71, 936),
-    _nvidia("RTX 4090", 23.64, 165.2, 1008),
-    _nvidia("RTX 5090", 31.36, 209.5, 1792),
-    _nvidia("V100 16GB", 15.77, 125, 900, bf16=False),
-    _nvidia("V100 32GB", 31.74, 125, 900, bf16=False),
-    _nvidia("A100 40GB", 39.39, 312, 1555),
-    _nvidia("A100 80GB", 79.15, 312, 2039),
-    _nvidia("A800 80GB", 79.15, 312, 2039),
-    _nvidia("A30", 23.5, 165, 933, sure=False),
-    _nvidia("H100", 79.1, 989.4, 3350),
-    _nvidia("H100 PCIe", 79.1, 756, 2000),
-    _nvidia("H100 NVL", 93.0, 835, 3900, sure=False),
-    _nvidia("H800", 79.1, 989.4, 3350),
-    _nvidia("H200", 139.8, 989.4, 4800),
-    _nvidia("B200", 178.0, 2250, 8000, sure=False),
-    _nvidia("H20", 95.0, 148, 4000, sure=False),
-    _nvidia("L4", 22.0, 121, 300, sure=False),
-    _nvidia("L20", 44.4, 119.5, 864, sure=False),
-    _nvidia("L40S", 44.4, 362, 864),
-    DataSheet("Ascend 910B", "npu", 61 * GIB, 313e12, 1.6e12, sure=False),  # 64 GB; the B3 of four kinds
-    DataSheet("MLU370-X4", "mlu", 23 * GIB, 96e12, 307e9, sure=False),  # 24 GB
-    DataSheet("MLU370-X8", "mlu", 46 * GIB, 96e12, 614e9, sure=False),  # 48 GB
-    DataSheet("MLU590", "mlu", 78 * GIB, 314e12, 2e12, sure=False),  # 80 GB
+    _nvidia(
+        "RTX 3060", 11.76, 25.5, 360, PCIE_4 * BY_HOST, AMPERE, sure=False
+    ),  # twice its float32, as on the 3090
+    _nvidia("RTX 3090", 23.69, 71, 936, PCIE_4 * BY_HOST, AMPERE),
+    _nvidia("RTX 4090", 23.64, 165.2, 1008, PCIE_4 * BY_HOST, ADA),
+    _nvidia("RTX 5090", 31.36, 209.5, 1792, PCIE_5 * BY_HOST, BLACKWELL),
+    _nvidia("V100 16GB", 15.77, 125, 900, NVLINK_2, VOLTA, bf16=False),
+    _nvidia("V100 32GB", 31.74, 125, 900, NVLINK_2, VOLTA, bf16=False),
+    _nvidia("A100 40GB", 39.39, 312, 1555, NVLINK_3, AMPERE),
+    _nvidia("A100 80GB", 79.15, 312, 2039, NVLINK_3, AMPERE),
+    _nvidia("A800 80GB", 79.15, 312, 2039, NVLINK_CUT, AMPERE),
+    _nvidia("A30", 23.5, 165, 933, PCIE_4, AMPERE, sure=False),
+    _nvidia("H100", 79.1, 989.4, 3350, NVLINK_4, HOPPER),
+    _nvidia("H100 PCIe", 79.1, 756, 2000, PCIE_5, HOPPER),
+    _nvidia("H100 NVL", 93.0, 835, 3900, PCIE_5, HOPPER, sure=False),  # NVLink between two of them
+    _nvidia("H800", 79.1, 989.4, 3350, NVLINK_CUT, HOPPER),
+    _nvidia("H200", 139.8, 989.4, 4800, NVLINK_4, HOPPER),
+    _nvidia("B200", 178.0, 2250, 8000, NVLINK_5, BLACKWELL, sure=False),
+    _nvidia("H20", 95.0, 148, 4000, NVLINK_4, AMPERE, sure=False),  # few products for its power
+    _nvidia("L4", 22.0, 121, 300, PCIE_4, ADA, sure=False),
+    _nvidia("L20", 44.4, 119.5, 864, PCIE_4, ADA, sure=False),
+    _nvidia("L40S", 44.4, 362, 864, PCIE_4, ADA),
+    # 64 GB, the B3 of four kinds; seven links of 28 GB/s
+    DataSheet("Ascend 910B", "npu", 61 * GIB, 313e12, 1.6e12, 196e9, "HCCS", sure=False),
+    DataSheet("MLU370-X4", "mlu", 23 * GIB, 96e12, 307e9, PCIE_4 * 1e9, sure=False),  # 24 GB
+    DataSheet("MLU370-X8", "mlu", 46 * GIB, 96e12, 614e9, 100e9, "MLU-Link", sure=False),  # 48 GB
+    DataSheet("MLU590", "mlu", 78 * GIB, 314e12, 2e12, 186e9, "MLU-Link", sure=False),  # 80 GB
 )
 ALSO = {"A100": "A100 80GB", "V100": "V100 16GB", "RTX 3060 12GB": "RTX 3060", "MLU370": "MLU370-X8",
         "910B": "Ascend 910B"}  # fmt: skip

@@ -53,7 +53,7 @@ class Ladder:
     """
 
     def __init__(self, load: Load, speed: Speed, room: int, micro_tokens: int) -> None:
-        self.work, self.speed, self.room = load.work(), speed, room
+        self.load, self.work, self.speed, self.room = load, load.work(), speed, room
         self._largest, self._estimate = cache(load.largest), cache(estimate)
         self._padding = cache(lambda batching, ranks: load.padding(batching, micro_tokens, ranks))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from glm_accelerate.runtime.words import amount, duration, read_amount
+from glm_accelerate.runtime.words import amount, duration, read_amount, read_rate
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,18 @@ def test_durations_are_written(seconds: float, text: str) -> None:
 )
 def test_amounts_are_read(text: str, size: int | None) -> None:
     assert read_amount(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("100Gbit", 1.25e10),
+        ("1.6 Tbit/s", 2e11),
+        ("800mbit", 1e8),
+        ("100GB", None),
+        ("Gbit", None),
+        ("-1Gbit", None),
+    ],
+)
+def test_rates_are_read(text: str, rate: float | None) -> None:
+    assert read_rate(text) == rate

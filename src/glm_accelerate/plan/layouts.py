@@ -1,0 +1,301 @@
+"""The layouts of a run on a cluster, the fastest first: how long a step takes in each, and what the rank that
+needs most needs. Where no layout fits, the least change of method or base that one fits with.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.memory.estimate import estimate
+from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.weights import WIDE, Weight, moments, weights_of
+from glm_accelerate.models.sizes import Sizes
+from glm_accelerate.plan.ground import Load
+from glm_accelerate.plan.hardware import DataSheet
+from glm_accelerate.plan.levers import BASE, METHOD, Option, Setting, conflict, levers
+from glm_accelerate.plan.run_plan import LEAST_MICRO
+from glm_accelerate.plan.schedule import in_flight
+from glm_accelerate.plan.step_time import Machines, RankLayout, StepTime, Task, passes_of, step_time
+from glm_accelerate.plan.weigh import Weighed
+from glm_accelerate.runtime.errors import UserError
+
+NETWORK = 1.25e10  # bytes a second of a node's network where nobody says: 100 Gbit/s
+LEAST_PIECE = 4096  # tokens: documents are cut only where each of several ranks gets so many
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """So many devices of one kind, in nodes alike."""
+
+    device: DataSheet
+    gpus: int
+    nodes: int = 1
+    network: float = NETWORK  # bytes a second of each node
+    network_why: str = "assumed"
+
+    def __post_init__(self) -> None:
+        if self.gpus % self.nodes:
+            raise UserError(
+                f"{self.gpus} devices are not {self.nodes} equal nodes",
+                cure="a multiple of --nodes in --gpus",
+            )
+
+    @property
+    def machines(self) -> Machines:
+        device = self.device
+        assert device.products is not None
+        assert device.bandwidth is not None
+        return Machines(
+            device.products,
+            device.reached,
+            device.bandwidth,
+            device.link,
+            self.network,
+            self.gpus // self.nodes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedLayout:
+    """A layout, and what it comes to."""
+
+    layout: RankLayout
+    time: StepTime
+    needed: int  # bytes of the rank that needs most
+    room: int
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.room
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutComparison:
+    """The layouts of one setting, the fastest first; of each division of the ranks the best that fits."""
+
+    cluster: Cluster
+    overrides: tuple[str, ...]  # what was changed so that any fits
+    tokens: float  # of a step
+    flops: float
+    state: int  # bytes of weights, gradients and moments of all ranks together, where each is there once
+    fitting: tuple[WeighedLayout, ...]
+    too_large: tuple[WeighedLayout, ...]
+    alone: WeighedLayout  # data parallel, and no more
+    own: WeighedLayout  # as the config has it now
+    refused: tuple[str, ...]  # what did not come into question, and why
+
+    def per_second(self, one: WeighedLayout) -> float:
+        """Tokens of all devices together."""
+        return self.tokens / one.time.seconds
+
+    def utilisation(self, one: WeighedLayout) -> float:
+        """What the mathematics needs of what the devices could (MFU)."""
+        possible = self.cluster.machines.products * one.layout.ranks
+        return self.flops / one.time.seconds / possible
+
+
+class _Search:
+    """The layouts of one setting on a cluster."""
+
+    def __init__(self, config: RunConfig, setting: Setting, load: Load, cluster: Cluster, room: int) -> None:
+        self.config, self.setting, self.load = config, setting, load
+        self.cluster, self.room = cluster, room
+        self.job, self.work = replace(setting.job, tensor=1, shards=1), load.work()
+        self.refused: dict[str, None] = {}
+        self._largest, self.timed = cache(load.largest), cache(self._timed)
+        self._padding = cache(lambda micro, samplers: load.padding(setting.batching, micro, samplers))
+
+    def task(self, padding: float = 1.0) -> Task:
+        """A mean step."""
+        each = padding / self.work.steps
+        return Task(self.job, self.work.tokens * each, self.work.pairs * each, self.work.targets * each)
+
+    def _timed(self, layout: RankLayout) -> StepTime:
+        """Ranks wait for the one with the most, so all compute as much."""
+        task = self.task(self._padding(layout.micro_tokens, layout.samplers))
+        return step_time(task, layout, self.cluster.machines)
+
+    def weigh(self, layout: RankLayout) -> WeighedLayout:
+        time = self.timed(layout)
+        return WeighedLayout(layout, time, self._needed(layout, time.stages), self.room)
+
+    def divisions(self) -> Iterator[RankLayout]:
+        """Every way to divide the ranks that the model allows."""
+        gpus, together, sizes = self.cluster.gpus, self.cluster.machines.together, self.job.sizes
+        for tensor, context, pipeline in product(_divisors(together), _divisors(gpus), _divisors(gpus)):
+            samplers, rest = divmod(gpus, tensor * context * pipeline)
+            long = context == 1 or self.load.longest >= context * LEAST_PIECE
+            if rest or not long or pipeline > sizes.layers:
+                continue
+            try:
+                sizes.part(tensor)
+            except ValueError:
+                continue
+            near = max(1, together // (tensor * context))  # in a node
+            shards = {1, samplers, near if samplers % near == 0 else 1}
+            for shard in sorted(shards):
+                yield RankLayout(pipeline, samplers // shard, shard, context, tensor)
+
+    def variants(self, division: RankLayout) -> Iterator[RankLayout]:
+        """By the size of passes, with and without recomputation, as the config leaves open."""
+        size = self.setting.micro_tokens
+        sizes = [size]
+        while self.config.train.micro_tokens == "auto" and size // 2 >= max(
+            self.load.longest, 8 * LEAST_MICRO
+        ):
+            size = size // 2 // LEAST_MICRO * LEAST_MICRO
+            sizes.append(size)
+        asked = self.config.memory.recompute
+        again = (0.0, 1.0) if asked == "auto" else (float(asked != "off"),)
+        for micro_tokens, recompute in product(sizes, again):
+            yield replace(division, micro_tokens=micro_tokens, recompute=recompute)
+
+    def best(self, division: RankLayout) -> WeighedLayout | None:
+        """The fastest variant that fits, else the smallest; None where the axes cannot go together."""
+        refusal = conflict(self._job(division), self.config.optim.clip)
+        if refusal is not None:
+            self.refused[str(refusal)] = None
+            return None
+        smallest: WeighedLayout | None = None
+        for layout in sorted(self.variants(division), key=lambda one: self.timed(one).seconds):
+            found = self.weigh(layout)
+            if found.fits:
+                return self.spared(found)
+            if smallest is None or found.needed < smallest.needed:
+                smallest = found
+        return smallest
+
+    def spared(self, found: WeighedLayout) -> WeighedLayout:
+        """With no more recomputation than it must, where the plan can choose that: in whole models."""
+        layout = found.layout
+        if not layout.recompute or layout.data < layout.ranks or self.config.memory.recompute != "auto":
+            return found
+        most = self.weigh(replace(layout, recompute=0.0)).needed
+        part = (most - self.room) / (most - found.needed)
+        layout = replace(layout, recompute=max(0.0, min(1.0, part)))
+        return replace(found, layout=layout, time=self.timed(layout), needed=min(most, self.room))
+
+    def compare(self, own: RankLayout, overrides: tuple[str, ...] = ()) -> LayoutComparison:
+        """All divisions, each at its best."""
+        found = [one for one in map(self.best, self.divisions()) if one is not None]
+        found.sort(key=lambda one: one.time.seconds)
+        plain = [one for one in found if one.layout.samplers == self.cluster.gpus]
+        alone = next((one for one in plain if one.fits), min(plain, key=lambda one: one.needed))
+        task, fitting = self.task(), tuple(one for one in found if one.fits)
+        large = (one for one in found if not one.fits)
+        if not fitting:
+            large = iter(sorted(large, key=lambda one: one.needed))
+        return LayoutComparison(
+            cluster=self.cluster,
+            overrides=overrides,
+            tokens=task.tokens,
+            flops=task.flops,
+            state=sum(_kept_bytes(self.job, weight) for weight in weights_of(self.job)),
+            fitting=fitting,
+            too_large=tuple(large),
+            alone=alone,
+            own=self.weigh(own),
+            refused=tuple(self.refused),
+        )
+
+    def _job(self, layout: RankLayout) -> Job:
+        """Of one of its ranks, but for its stage: the largest passes of the run."""
+        shards = layout.shard * layout.context if layout.shard > 1 else 1
+        found = self._largest(self.setting.batching, layout.micro_tokens, layout.samplers)
+        return replace(
+            self.job,
+            sizes=self.job.sizes.part(layout.tensor),
+            tensor=layout.tensor,
+            ranks=layout.samplers * layout.context,
+            shards=shards,
+            recompute="blocks" if layout.recompute else "off",
+            pass_tokens=-(-found.positions // layout.context),
+            longest=-(-found.longest // layout.context),
+            learnt=-(-found.targets // layout.context),
+            passes=2 if found.several else 1,
+        )
+
+    def _needed(self, layout: RankLayout, stages: Sequence[int]) -> int:
+        job, last = self._job(layout), len(stages) - 1
+        passes = passes_of(self.task(), layout)
+        return max(
+            _stage_bytes(job, stages[place], place == 0, place == last, in_flight(place, len(stages), passes))
+            for place in {0, last, max(range(len(stages)), key=lambda place: stages[place])}
+        )
+
+
+@cache
+def _stage_bytes(job: Job, layers: int, first: bool, last: bool, passes: int) -> int:
+    """What a rank of a stage needs that holds so many passes. Many layers are judged by models of few: each
+    adds the same.
+    """
+    few = 2 + (job.last if job.method == "freeze" else 0)
+
+    def of(count: int) -> int:
+        return estimate(replace(job, sizes=replace(job.sizes, layers=count))).peak
+
+    if layers <= 2 * few:
+        needed = of(layers)
+    else:
+        least, more = of(few), of(2 * few)
+        needed = least + (more - least) * (layers - few) // few
+    sizes, away = job.sizes, 0
+    absent = {"embedding": not first, "head": not last}
+    for weight in weights_of(replace(job, sizes=replace(sizes, layers=1))):
+        if absent.get(weight.kind) and not sizes.tied:
+            away += _kept_bytes(job, weight)
+    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
+    inside = (
+        sizes.width
+        if job.recompute == "blocks"
+        else 4 * sizes.width + 2 * (query + key) + 3 * sizes.mlp_width
+    )
+    return needed - away + (passes - 1) * layers * job.pass_tokens * inside * 2
+
+
+def _kept_bytes(job: Job, weight: Weight) -> int:
+    """A rank's part of a weight, of its gradient and moments."""
+    state = moments(job.optimizer, weight, job.shards) + WIDE * weight.part(job.shards)
+    return weight.bytes(job.shards) + state * weight.trains
+
+
+def compare_layouts(config: RunConfig, weighed: Weighed, sizes: Sizes, cluster: Cluster) -> LayoutComparison:
+    """Of a run as its plan has it, with the whole model's sizes; if no layout fits, of the least change of
+    method or base that one fits with.
+    """
+    job, load, room = weighed.found.setting.job, weighed.ladder.load, weighed.memory.room
+    own = RankLayout(
+        data=job.ranks // job.shards,
+        shard=job.shards,
+        tensor=job.tensor,
+        micro_tokens=weighed.found.setting.micro_tokens,
+        recompute=float(job.recompute != "off"),
+    )
+    setting = replace(weighed.setting, job=replace(weighed.setting.job, sizes=sizes))
+    found = _Search(config, setting, load, cluster, room).compare(own)
+    if found.fitting:
+        return found
+    for options in _changes(config, setting, load.longest):
+        changed = setting
+        for option in options:
+            changed = option.apply(changed)
+        typed = tuple(word for option in options for word in option.typed)
+        other = _Search(config, changed, load, cluster, room).compare(own, typed)
+        if other.fitting:
+            return replace(other, too_large=found.too_large, own=found.own, state=found.state)
+    return found
+
+
+def _changes(config: RunConfig, setting: Setting, longest: int) -> Iterator[tuple[Option, ...]]:
+    """LoRA in place of full, then its base in fewer bits."""
+    every = [option for lever in levers(config, setting, longest) for option in lever]
+    methods = [option for option in every if option.tier == METHOD and option.typed]
+    bases = [option for option in every if option.tier == BASE and option.typed]
+    yield from ((method,) for method in methods)
+    yield from ((*methods, base) for base in bases)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
