@@ -12,7 +12,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -28,6 +31,7 @@ START = "import sys; from glm_accelerate.cli.main import main; sys.exit(main())"
 FEW = "train.steps=12"
 EAGER, COMPILED, WIDE = "precision.compile=off", "precision.compile=on", "precision.compute=float32"
 FULL, BUCKET, LONG = "adapt.method=full", "data.batching=bucket", "data.max_tokens=2048 train.step_samples=8"
+SHORT = "train.step_samples=8 train.micro_tokens=1024"
 KINDS = {  # as other processors have it; ours is the one of this machine
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
     "AVX-512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512"},
@@ -37,9 +41,9 @@ ABOUT = """\
 **predicted**: "memory at most" of `plan`, which is what a run's monitor compares with, too. **measured**: the
 most of the steps' `memory_bytes` in events.jsonl, which on a CPU is the high-water mark (VmHWM) of the whole
 process: Python, libraries, their workspaces and what the heap cannot use among it; the rehearsal counts to
-the first step. Of several ranks, the first. Time: what `plan` says beside the seconds of the rehearsal and of
-all steps, and what steps 2 to 10 say of all later ones over what those took; both depend on who else is at
-work.
+the first step. Of several ranks, the one with the most. Time: what `plan` says beside the seconds of the
+rehearsal and of all steps, and what steps 2 to 10 say of all later ones over what those took; both depend on
+who else is at work.
 """
 
 
@@ -84,6 +88,9 @@ def cases() -> dict[str, Case]:
         }
     for method, typed in (("LoRA", ""), ("full", FULL)):
         every[f"{method}, 2 ranks share products"] = Case(f"{FEW} {typed} {COMPILED} parallel.tensor=2", 2)
+        for passes, more in (("one pass", ""), ("several passes", SHORT)):
+            typed_all = f"{FEW} {typed} {COMPILED} {more} parallel.pipeline=2"
+            every[f"{method}, 2 stages, {passes}"] = Case(typed_all, 2)
     return every
 
 
@@ -122,7 +129,12 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
 
     words = [str(config), *case.overrides.split()]
     plan = json.loads(call("plan", *words, "--gpus", str(case.ranks), "--json"))
-    call("train", *words, "--run", str(folder), *(["--nproc", str(case.ranks)] if case.ranks > 1 else []))
+    typed = ["train", *words, "--run", str(folder)]
+    most = 0
+    if case.ranks == 1:
+        call(*typed)
+    else:
+        most = most_of_ranks([sys.executable, "-c", START, *typed, "--nproc", str(case.ranks)], environment)
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     steps = [event for event in events if event["kind"] == "step"]
@@ -135,13 +147,32 @@ def run(name: str, case: Case, config: Path, work: Path) -> Row:
     row = Row(
         name,
         Memory.from_json(plan["memory"]).watched(plan["device"]),
-        max(event["memory_bytes"] for event in steps),
+        max(most, *(event["memory_bytes"] for event in steps)),
         plan["time"]["seconds"],
         rehearsed + sum(took),
         rate * sum(tokens[10:]) / rest if len(took) > 20 else None,
     )
     kept.write_text(json.dumps(asdict(row)))
     return row
+
+
+def most_of_ranks(command: Sequence[str], environment: dict[str, str]) -> int:
+    """The largest high-water mark of any rank's process while the command runs."""
+    most = 0
+    with tempfile.TemporaryFile() as printed:
+        launcher = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=printed)
+        while launcher.poll() is None:
+            time.sleep(0.1)
+            with suppress(OSError):
+                children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+                marks = [
+                    re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{each}/status").read_text())
+                    for each in children
+                ]
+                most = max([most, *(1024 * int(mark[1]) for mark in marks if mark)])
+        printed.seek(0)
+        assert launcher.returncode == 0, printed.read().decode()[-2000:]
+    return most
 
 
 def markdown(source: Origin, rows: Sequence[Row]) -> str:
