@@ -126,12 +126,12 @@ class Place:
         self.sum_(summed, *(names or LOSS))
         return summed.tolist()
 
-    def along(self, name: str) -> list[int]:
-        """The ranks that differ from this one along an axis alone, itself among them, in their order."""
-        return next(group for group in self.axes.groups(name) if self.ranks.rank in group)
+    def along(self, *names: str) -> list[int]:
+        """The ranks that differ from this one along these axes alone, itself among them, in their order."""
+        return next(group for group in self.axes.groups(*names) if self.ranks.rank in group)
 
     def meet(self) -> None:
-        """Make all groups now, on every rank at once: later a rank may wait for one that makes a group."""
+        """Make all groups now, on every rank in one order: later, ranks come to them in other orders."""
         for names in (("pipeline",), TENSOR, ("tensor",), ("query",), SAMPLES, LOSS):
             for more in ((), SAMPLES):
                 self.group(*names, *more)
@@ -143,7 +143,7 @@ class Place:
         if not copy and self.count(*key) == self.ranks.count:
             return None
         if (key, copy) not in self._groups:
-            group, _ = dist.new_subgroups_by_enumeration(self.axes.groups(*key))
+            group = dist.new_group(self.along(*key), use_local_synchronization=True)
             assert isinstance(group, ProcessGroup)
             self._groups[key, copy] = group
         return self._groups[key, copy]
