@@ -9,9 +9,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from glm_accelerate.checkpoint.checkpointer import Checkpointer, Save
+from glm_accelerate.checkpoint.find import published
+from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS
+from glm_accelerate.checkpoint.read import Reader
+from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
-from tests.distributed.one_process import GLM4, MODELS, divide, model_of, same_as_one
+from glm_accelerate.training.state import restore, resume_tensors
+from glm_accelerate.training.step import passes_of, train_step
+from tests.distributed.one_process import CPU, GLM4, MODELS, divide, model_of, same_as_one, step_of
 
 LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
     "pipeline 2": (Axes(pipeline=2), (2, 3)),
@@ -37,6 +44,8 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                 place = Place(Ranks(rank, ranks, store), axes)
                 same_as_one(place, sizes, method, f"{layout}, {family}, {method}", layers)
     look_on(Place(Ranks(rank, ranks, store), Axes(pipeline=ranks)))
+    if ranks == 4:
+        hand_on(Ranks(rank, ranks, store), folder)
     leave(store, ranks)
 
 
@@ -53,6 +62,40 @@ def look_on(place: Place) -> None:
         forgetful = place.index("pipeline") == count - 1
         other = model(tokens, torch.arange(24).expand(2, -1) if forgetful else positions)
         assert (other - expected(tokens, positions)).abs().max() > 1e-3
+
+
+def hand_on(ranks: Ranks, folder: Path) -> None:
+    """What two stages that share products have saved is the same to the last bit when any other layout has
+    loaded it and saved it again.
+    """
+    layouts: list[tuple[Axes, Sequence[int]]] = [
+        (Axes(pipeline=2, tensor=2), (1, 3)),
+        (Axes(data=4), ()),
+        (Axes(shard=4), ()),
+        (Axes(tensor=2, query=2), ()),
+        (Axes(pipeline=4), (1, 1, 1, 1)),
+        (Axes(pipeline=2, shard=2), (3, 1)),
+    ]
+    saved: list[Path] = []
+    for number, (axes, layers) in enumerate(layouts):
+        place, model = Place(ranks, axes), model_of(replace(GLM4, layers=4), "full")
+        table = divide(model, place, layers)
+        mover = Mover(torch.optim.AdamW([*table.weights.values()], lr=1e-2, foreach=False), table)
+        if saved:
+            restore(Reader(saved[0]), model, mover, saved[0])
+        else:
+            train_step(passes_of(model, CPU, place), mover, step_of(1, *place.samples), 1e-2, place=place)
+        saver = Checkpointer(folder / str(number), rank=ranks.rank, ranks=ranks.count, run_id="0" * 32)
+        saver.save(Save(1, 1, resume_tensors(mover), {}, {}, {}), wait=True)
+        (outcome,) = saver.close()
+        assert outcome.error is None, outcome.error
+        dist.barrier()
+        saved += published(folder / str(number))
+    for group in (WEIGHTS, OPTIMIZER):
+        first, *others = (Reader(path).group(group) for path in saved)
+        for other, (axes, _) in zip(others, layouts[1:], strict=True):
+            assert first.keys() == other.keys()
+            assert all(torch.equal(first[name], other[name]) for name in first), f"{axes}, {group}"
 
 
 @pytest.mark.process

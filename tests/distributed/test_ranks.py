@@ -112,14 +112,22 @@ def test_the_weights_differ_by_what_adam_makes_of_rounding(
     assert max(float((one[name] - three[name]).abs().max()) for name in one if name[0] == "w") < 2e-6
 
 
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(2, ["parallel.shard=full"]), (4, ["parallel.tensor=2", "parallel.pipeline=2"])]
+)
 def test_a_killed_rank_costs_no_more_than_an_interval(
-    config: Path, tmp_path: Path, warm: Callable[..., Warm], go: Callable[..., str]
+    ranks: int,
+    layout: list[str],
+    config: Path,
+    tmp_path: Path,
+    warm: Callable[..., Warm],
+    go: Callable[..., str],
 ) -> None:
-    """Two ranks, dropout on, one killed: the job goes on by itself and ends bit-identical."""
-    more = ["adapt.method=lora", "adapt.dropout=0.2", "parallel.shard=full", "train.steps=25"]
-    go(config, tmp_path / "whole", 2, *more)
+    """With dropout, one rank killed: the job goes on by itself and ends bit-identical."""
+    more = ["adapt.method=lora", "adapt.dropout=0.2", "train.steps=25", *layout]
+    go(config, tmp_path / "whole", ranks, *more)
     run = tmp_path / "killed"
-    job = warm(*command(config, run, 2, *more))
+    job = warm(*command(config, run, ranks, *more))
     while job.poll() is None and steps_done(run) < 12:
         time.sleep(0.01)
     os.kill(processes(job.pid)[1], signal.SIGKILL)
