@@ -2,7 +2,7 @@
 of which nothing can be spared, the one that takes the least time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -151,19 +151,21 @@ class Ladder:
         return run_seconds(setting.job, self.work, self.speed, padding)
 
     def _about(self, setting: Setting, options: Sequence[Option]) -> float:
-        """Bytes needed, from two models of few layers: what memory adds a layer is the same for each."""
+        """Bytes needed, of the stage that needs most."""
         setting = self._complete(setting, options)
         if not possible(setting):
             return inf
-        return max(map(self._about_stage, setting.job.of_stages()))
+        return max(about(job, self._estimate) for job in setting.job.of_stages())
 
-    def _about_stage(self, job: Job) -> float:
-        layers, few = job.sizes.layers, FEW + (job.last if job.method == "freeze" else 0)
-        if layers <= 2 * few:
-            return needed(job, self._estimate(job))
-        shallow, deep = (replace(job, sizes=replace(job.sizes, layers=few + more)) for more in (0, FEW))
-        least, more = (needed(one, self._estimate(one)) for one in (shallow, deep))
-        return least + (more - least) / FEW * (layers - few)
+
+def about(job: Job, estimated: Callable[[Job], Estimate] = estimate) -> float:
+    """Bytes needed, from two models of few layers: what memory adds a layer is the same for each."""
+    layers, few = job.sizes.layers, FEW + (job.last if job.method == "freeze" else 0)
+    if layers <= 2 * few:
+        return needed(job, estimated(job))
+    shallow, deep = (replace(job, sizes=replace(job.sizes, layers=few + more)) for more in (0, FEW))
+    least, more = (needed(one, estimated(one)) for one in (shallow, deep))
+    return least + (more - least) / FEW * (layers - few)
 
 
 def needed(job: Job, found: Estimate) -> int:

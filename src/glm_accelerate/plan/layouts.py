@@ -8,16 +8,15 @@ from functools import cache
 from itertools import product
 
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import WIDE, Weight, moments, weights_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.hardware import DataSheet
+from glm_accelerate.plan.ladder import about
 from glm_accelerate.plan.levers import BASE, METHOD, Option, Setting, conflict, levers
 from glm_accelerate.plan.run_plan import LEAST_MICRO
-from glm_accelerate.plan.schedule import in_flight
-from glm_accelerate.plan.step_time import Machines, RankLayout, StepTime, Task, passes_of, step_time
+from glm_accelerate.plan.step_time import Machines, RankLayout, StepTime, Task, step_time
 from glm_accelerate.plan.weigh import Weighed
 from glm_accelerate.runtime.errors import UserError
 
@@ -102,9 +101,9 @@ class _Search:
     def __init__(self, config: RunConfig, setting: Setting, load: Load, cluster: Cluster, room: int) -> None:
         self.config, self.setting, self.load = config, setting, load
         self.cluster, self.room = cluster, room
-        self.job, self.work = replace(setting.job, tensor=1, shards=1), load.work()
+        self.job, self.work = replace(setting.job, tensor=1, shards=1, stages=()), load.work()
         self.refused: dict[str, None] = {}
-        self._largest, self.timed = cache(load.largest), cache(self._timed)
+        self._largest, self._about, self.timed = cache(load.largest), cache(about), cache(self._timed)
         self._padding = cache(lambda micro, samplers: load.padding(setting.batching, micro, samplers))
 
     def task(self, padding: float = 1.0) -> Task:
@@ -119,7 +118,7 @@ class _Search:
 
     def weigh(self, layout: RankLayout) -> WeighedLayout:
         time = self.timed(layout)
-        return WeighedLayout(layout, time, self._needed(layout, time.stages), self.room)
+        return WeighedLayout(layout, time, self._bytes(layout, time.stages), self.room)
 
     def divisions(self) -> Iterator[RankLayout]:
         """Every way to divide the ranks that the model allows."""
@@ -154,7 +153,7 @@ class _Search:
 
     def best(self, division: RankLayout) -> WeighedLayout | None:
         """The fastest variant that fits, else the smallest; None where the axes cannot go together."""
-        refusal = conflict(self._job(division), self.config.optim.clip)
+        refusal = conflict(self._job(division, (1,) * division.pipeline), self.config.optim.clip)
         if refusal is not None:
             self.refused[str(refusal)] = None
             return None
@@ -200,59 +199,30 @@ class _Search:
             refused=tuple(self.refused),
         )
 
-    def _job(self, layout: RankLayout) -> Job:
-        """Of one of its ranks, but for its stage: the largest passes of the run."""
+    def _job(self, layout: RankLayout, stages: Sequence[int]) -> Job:
+        """Of its ranks: the largest passes of the run."""
         shards = layout.shard * layout.context if layout.shard > 1 else 1
-        found = self._largest(self.setting.batching, layout.micro_tokens, layout.samplers)
+        staged = tuple(stages) if layout.pipeline > 1 else ()
+        matter = max(2, layout.pipeline)
+        found = self._largest(self.setting.batching, layout.micro_tokens, layout.samplers, matter)
         return replace(
             self.job,
             sizes=self.job.sizes.part(layout.tensor),
             tensor=layout.tensor,
             ranks=layout.samplers * layout.context,
             shards=shards,
+            stages=staged,
             recompute="blocks" if layout.recompute else "off",
             pass_tokens=-(-found.positions // layout.context),
             longest=-(-found.longest // layout.context),
             learnt=-(-found.targets // layout.context),
-            passes=2 if found.several else 1,
+            passes=found.count,
         )
 
-    def _needed(self, layout: RankLayout, stages: Sequence[int]) -> int:
-        job, last = self._job(layout), len(stages) - 1
-        passes = passes_of(self.task(), layout)
-        return max(
-            _stage_bytes(job, stages[place], place == 0, place == last, in_flight(place, len(stages), passes))
-            for place in {0, last, max(range(len(stages)), key=lambda place: stages[place])}
-        )
-
-
-@cache
-def _stage_bytes(job: Job, layers: int, first: bool, last: bool, passes: int) -> int:
-    """What a rank of a stage needs that holds so many passes. Many layers are judged by models of few: each
-    adds the same.
-    """
-    few = 2 + (job.last if job.method == "freeze" else 0)
-
-    def of(count: int) -> int:
-        return estimate(replace(job, sizes=replace(job.sizes, layers=count))).peak
-
-    if layers <= 2 * few:
-        needed = of(layers)
-    else:
-        least, more = of(few), of(2 * few)
-        needed = least + (more - least) * (layers - few) // few
-    sizes, away = job.sizes, 0
-    absent = {"embedding": not first, "head": not last}
-    for weight in weights_of(replace(job, sizes=replace(sizes, layers=1))):
-        if absent.get(weight.kind) and not sizes.tied:
-            away += _kept_bytes(job, weight)
-    query, key = sizes.heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-    inside = (
-        sizes.width
-        if job.recompute == "blocks"
-        else 4 * sizes.width + 2 * (query + key) + 3 * sizes.mlp_width
-    )
-    return needed - away + (passes - 1) * layers * job.pass_tokens * inside * 2
+    def _bytes(self, layout: RankLayout, stages: Sequence[int]) -> int:
+        """Of the rank that needs most, of stages of so many layers."""
+        of_stages = self._job(layout, stages).of_stages()
+        return max(round(self._about(replace(one, passes=min(one.passes, 2)))) for one in of_stages)
 
 
 def _kept_bytes(job: Job, weight: Weight) -> int:
@@ -267,6 +237,7 @@ def compare_layouts(config: RunConfig, weighed: Weighed, sizes: Sizes, cluster: 
     """
     job, load, room = weighed.found.setting.job, weighed.ladder.load, weighed.memory.room
     own = RankLayout(
+        pipeline=max(1, len(job.stages)),
         data=job.ranks // job.shards,
         shard=job.shards,
         tensor=job.tensor,
