@@ -15,6 +15,7 @@ from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.optim.mover import Mover
+from glm_accelerate.parallel.context import share_documents
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.pipeline import keep_stage
 from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
@@ -73,11 +74,18 @@ def step_of(number: int, share: int = 0, of: int = 1) -> Step:
     return Step(number, 0, tuple(batches[share::of]), (), sum(each.tokens for each in batches), targets)
 
 
+def steps_of(place: Place) -> list[Step]:
+    """This rank's part of some steps."""
+    return [step_of(number, *place.samples) for number in range(1, STEPS + 1)]
+
+
 def divide(model: Decoder, place: Place, layers: Sequence[int] = ()) -> CutTable:
     """In place, over every axis that the place has. `layers`: of each stage."""
     cuts = cut_model(model, place) if place.count(*TENSOR) > 1 else {}
     if layers:
         cuts = keep_stage(model, place, layers, CPU, cuts)
+    if place.axes.context > 1:
+        share_documents(model, place)
     table = CutTable(place=place, cuts=cuts)
     if place.axes.shard > 1:
         shard(model, list(model.layers), ["hidden"], place.mesh(CPU))
@@ -97,26 +105,34 @@ class Watched(Mover):
         super().move(norm, scale)
 
 
-def trace(model: Decoder, table: CutTable, place: Place) -> tuple[dict[str, Tensor], Tensor]:
+def trace(
+    model: Decoder, table: CutTable, place: Place, data: Sequence[Step]
+) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of the first step by name, and loss and norm of each; the model has made all steps then."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     mover = Watched(torch.optim.AdamW(weights, lr=1e-2, foreach=False), table, clip=0.5)
     mover.first, passes = NOTHING, passes_of(model, CPU, place)
-    steps = [
-        train_step(passes, mover, step_of(number, *place.samples), 1e-2, place=place)
-        for number in range(1, STEPS + 1)
-    ]
+    steps = [train_step(passes, mover, step, 1e-2, place=place) for step in data]
     gradients = {name: mover.first[weight] for name, weight in trained(model).items()}
     return gradients, torch.tensor([(step.loss, step.grad_norm) for step in steps])
 
 
-def same_as_one(place: Place, sizes: Sizes, method: str, what: str, layers: Sequence[int] = ()) -> None:
+def same_as_one(
+    place: Place,
+    sizes: Sizes,
+    method: str,
+    what: str,
+    layers: Sequence[int] = (),
+    data: Callable[[Place], Sequence[Step]] = steps_of,
+    recompute: bool = False,
+) -> None:
     """Loss and norm of each step, every gradient of the first, and the weights after the last."""
     one = model_of(sizes, method)
-    expected, numbers = trace(one, CutTable(trained(one)), SINGLE)
+    expected, numbers = trace(one, CutTable(trained(one)), SINGLE, data(SINGLE))
     model = model_of(sizes, method)
     table = divide(model, place, layers)
-    gradients, found = trace(model, table, place)
+    model.recompute = recompute
+    gradients, found = trace(model, table, place, data(place))
     torch.testing.assert_close(
         found,
         numbers,

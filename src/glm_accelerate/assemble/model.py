@@ -23,6 +23,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.linear import Linear, float8_products
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import load_model, part_reader, read_config
+from glm_accelerate.parallel.context import share_documents
 from glm_accelerate.parallel.pipeline import keep_stage
 from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
 from glm_accelerate.parallel.shard import fill, shard
@@ -79,6 +80,8 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place 
     if recipe.stages:
         cuts = keep_stage(model, place, recipe.stages, device, cuts)
     table = CutTable(place=place, cuts=cuts)
+    if place.axes.context > 1:
+        share_documents(model, place)
     if place.axes.shard > 1:
         shard(model, list(model.layers), ["hidden"], place.mesh(device))
     if recipe.read_to == "meta":

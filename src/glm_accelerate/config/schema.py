@@ -219,6 +219,8 @@ class ParallelSection(Section):
     """How many ranks share every matrix product: each has some heads, some of each MLP, some words."""
     pipeline: Annotated[int, Field(ge=1)] = 1
     """How many stages the layers are divided into; what one has computed travels to the next."""
+    context: Annotated[int, Field(ge=1)] = 1
+    """How many ranks share a document that is longer than a pass; others stay whole on one of them."""
 
 
 class CheckpointSection(Section):

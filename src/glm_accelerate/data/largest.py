@@ -37,6 +37,7 @@ class Largest:
     count: int  # passes that a rank makes in a step, at the most; more than matter are not counted
     looked_at: int  # the last step that was looked at
     passes: tuple[Pass, ...]
+    gathered: int = 0  # keys of other ranks' tokens, or of its own once more, that a pass sees
 
 
 def find_largest(
@@ -49,6 +50,7 @@ def find_largest(
     total: int,
     ranks: int = 1,
     matter: int = 2,
+    context: int = 1,
 ) -> Largest:
     """Over the steps after the first `position` ones up to `total`; of a very long run, over its first steps
     and at least an epoch. `targets`: of each sample; `matter`: how many passes of a step memory depends on.
@@ -56,7 +58,8 @@ def find_largest(
     Rows are laid only where they may be wider than all before: for most steps the lengths are enough.
     """
     widest: Pass | None = None
-    area = length = most_targets = 0
+    furthest: Pass | None = None
+    area = length = most_targets = gathered = 0
     longest, count = None, 0
     total = min(total, position + max(MOST_LOOKED_AT, 2 * len(order.epoch(0))))  # from within an epoch
     for number, _, drawn in order.steps_from(position):
@@ -66,18 +69,23 @@ def find_largest(
         most_targets = max(most_targets, int(targets[drawn].sum()))
         if int(lengths.max()) > length:
             length, longest = int(lengths.max()), (number, drawn)
-        if count >= matter and widest_for(int(lengths.max()), micro_tokens) <= area:
+        shared = context > 1 and int(lengths.max()) > micro_tokens
+        if count >= matter and not shared and widest_for(int(lengths.max()), micro_tokens) <= area:
             continue
-        for own in arranged(lengths.tolist(), batching, micro_tokens, ranks):
+        for own in arranged(lengths.tolist(), batching, micro_tokens, ranks, context):
             count = min(matter, max(count, len(own)))
             for arrangement in own:
+                one = Pass(number, tuple(drawn.tolist()), arrangement)
                 if arrangement.area > area:
-                    area, widest = arrangement.area, Pass(number, tuple(drawn.tolist()), arrangement)
+                    area, widest = arrangement.area, one
+                if arrangement.gathered > gathered:
+                    gathered, furthest = arrangement.gathered, one
     assert longest is not None, "no step is left"
     assert widest is not None
-    with_longest = _with_longest(order, *longest, batching, micro_tokens, ranks)
-    passes = (with_longest,) if with_longest.arrangement.area == area else (widest, with_longest)
-    return Largest(area, length, min(most_targets, area), count, total, passes)
+    with_longest = _with_longest(order, *longest, batching, micro_tokens, ranks, context)
+    last = with_longest if furthest is None else furthest  # long documents lie where most keys are gathered
+    passes = (last,) if last.arrangement.area == area else (widest, last)
+    return Largest(area, length, min(most_targets, area), count, total, passes, gathered)
 
 
 def largest_steps(samples: Samples, largest: Largest) -> tuple[Step, ...]:
@@ -95,13 +103,19 @@ def largest_steps(samples: Samples, largest: Largest) -> tuple[Step, ...]:
 
 
 def _with_longest(
-    order: Order, number: int, drawn: NDArray[np.int64], batching: str, micro_tokens: int, ranks: int
+    order: Order,
+    number: int,
+    drawn: NDArray[np.int64],
+    batching: str,
+    micro_tokens: int,
+    ranks: int,
+    context: int,
 ) -> Pass:
     """The pass of a step that has the step's longest sample."""
     lengths: Sequence[int] = order.lengths[drawn].tolist()
     place = lengths.index(max(lengths))
-    passes = (one for own in arranged(lengths, batching, micro_tokens, ranks) for one in own)
-    return Pass(number, tuple(drawn.tolist()), next(a for a in passes if any(place in row for row in a.rows)))
+    passes = (one for own in arranged(lengths, batching, micro_tokens, ranks, context) for one in own)
+    return Pass(number, tuple(drawn.tolist()), next(a for a in passes if place in a.places))
 
 
 def _with_targets(batch: Batch, targets: int) -> Batch:

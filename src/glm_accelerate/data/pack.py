@@ -8,8 +8,9 @@ pad     in the order drawn, each rectangle as wide as its longest: the stock way
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from glm_accelerate.data.types import DOCUMENT_ALIGNMENT
+from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,34 +19,94 @@ class Arrangement:
 
     rows: tuple[tuple[int, ...], ...]  # which samples lie in each, by their place in the step
     width: int
+    pieces: tuple[Piece, ...] = ()  # of documents that ranks share: they lie first in the only row
 
     @property
     def area(self) -> int:
         return len(self.rows) * self.width
 
+    @property
+    def places(self) -> list[int]:
+        """The sample of each document, pieces first."""
+        return [*(piece.place for piece in self.pieces), *(place for row in self.rows for place in row)]
 
-def arranged(lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int) -> list[list[Arrangement]]:
-    """Each rank's passes of a step."""
+    @property
+    def gathered(self) -> int:
+        """How many keys besides its own tokens' it sees: those before each piece."""
+        return sum(piece.start for piece in self.pieces)
+
+
+def arranged(
+    lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int, context: int = 1
+) -> list[list[Arrangement]]:
+    """Each rank's passes of a step. A document longer than `micro_tokens` is shared by `context` neighbours,
+    who have their pieces of it in passes of the same number.
+    """
+    cut = [place for place, length in enumerate(lengths) if context > 1 and length > micro_tokens]
+    begun = _shared([(place, lengths[place]) for place in cut], micro_tokens, ranks, context)
+    held = [[sum(map(len, pieces)) for pieces in own] for own in begun]
+    whole = sorted(set(range(len(lengths))) - set(cut))
+    shares = deal([lengths[place] for place in whole], ranks, begun=[sum(own) for own in held])
     passes: list[list[Arrangement]] = []
-    for share in deal(lengths, ranks):
-        own = ARRANGE[batching]([lengths[place] for place in share], micro_tokens) if share else []
-        passes.append(
-            [
-                replace(one, rows=tuple(tuple(share[index] for index in row) for row in one.rows))
-                for one in own
-            ]
-        )
+    for share, used, pieces in zip(shares, held, begun, strict=True):
+        places = [whole[index] for index in share]
+        sizes, alone = [lengths[place] for place in places], list[Arrangement]()
+        if batching == "pack" and used:
+            own = pack(sizes, micro_tokens, used)
+        else:
+            alone = [Arrangement(((),), aligned(tokens)) for tokens in used]
+            own = ARRANGE[batching](sizes, micro_tokens) if sizes else []
+        own = [replace(one, rows=tuple(tuple(places[i] for i in row) for row in one.rows)) for one in own]
+        laid = [*alone, *own]
+        begins = [replace(one, pieces=each) for one, each in zip(laid, pieces, strict=False)]
+        passes.append([*begins, *laid[len(begins) :]])
     return passes
 
 
+def _shared(
+    cut: Sequence[tuple[int, int]], micro_tokens: int, ranks: int, context: int
+) -> list[list[tuple[Piece, ...]]]:
+    """The pieces in each pass of each rank. Neighbours have equally many passes, with the same documents."""
+    passes: list[list[tuple[Piece, ...]]] = [[] for _ in range(ranks)]
+    for group, share in enumerate(deal([length for _, length in cut], ranks // context)):
+        sizes = [longest_share(cut[index][1], context) for index in share]
+        for one in pack(sizes, micro_tokens) if sizes else ():
+            for rank in range(context):
+                pieces = (pieces_of(*cut[share[index]], context, rank) for row in one.rows for index in row)
+                passes[group * context + rank].append(tuple(piece for each in pieces for piece in each))
+    return passes
+
+
+def pieces_of(place: int, length: int, ranks: int, rank: int) -> tuple[Piece, Piece]:
+    """What a rank has of a document that so many share: one piece counted from the start, one from the end,
+    so that each sees as many tokens as the others.
+    """
+    spans = cut_spans(length, ranks)
+    return Piece(place, *spans[rank], length), Piece(place, *spans[-1 - rank], length)
+
+
+def cut_spans(length: int, ranks: int) -> list[tuple[int, int]]:
+    """Two pieces a rank, in order, of which none is longer than another by more than a token."""
+    ends = [length * number // (2 * ranks) for number in range(2 * ranks + 1)]
+    return list(pairwise(ends))
+
+
+def longest_share(length: int, ranks: int) -> int:
+    """The most tokens that a rank has of a document that so many share."""
+    return max(sum(map(len, pieces_of(0, length, ranks, rank))) for rank in range(ranks))
+
+
 def deal(
-    lengths: Sequence[int], ranks: int, weight: Callable[[int], float] = lambda length: length
+    lengths: Sequence[int],
+    ranks: int,
+    weight: Callable[[int], float] = lambda length: length,
+    begun: Sequence[float] = (),
 ) -> list[list[int]]:
     """Places in the step, in order, for each rank: about equally many tokens each, or as much as samples
-    weigh by their length. The longest sample goes first, to the rank with the least.
+    weigh by their length. The longest sample goes first, to the rank with the least. `begun`: what each has.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0.0] * ranks
+    loads = list(begun or [0.0] * ranks)
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         rank = min(range(ranks), key=lambda rank: loads[rank])
         shares[rank].append(place)
@@ -58,13 +119,16 @@ def aligned(length: int, step: int = DOCUMENT_ALIGNMENT) -> int:
     return -(-length // step) * step
 
 
-def pack(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
-    """One row a pass. Rows are exactly `capacity` wide but for the emptiest, cut to what it holds."""
-    capacity = max(capacity, aligned(max(lengths)))
-    if sum(lengths) <= capacity:
-        return [Arrangement((tuple(range(len(lengths))),), aligned(sum(lengths)))]
-    rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # in each row, and which; the fullest first
+def pack(lengths: Sequence[int], capacity: int, begun: Sequence[int] = ()) -> list[Arrangement]:
+    """One row a pass. Rows are exactly `capacity` wide but for the emptiest, cut to what it holds, as are the
+    first if they are `begun` with so many tokens.
+    """
+    capacity = max(capacity, aligned(max((*lengths, *begun))))
+    total = sum(lengths) + sum(begun)
+    if total <= capacity and len(begun) < 2:
+        return [Arrangement((tuple(range(len(lengths))),), aligned(total))]
+    rows: list[list[int]] = [[] for _ in begun]
+    free = sorted((capacity - used, row) for row, used in enumerate(begun))  # the fullest first
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         fitting = bisect_left(free, (lengths[index], 0))  # best fit: the fullest that takes it
         if fitting == len(free):
@@ -75,9 +139,12 @@ def pack(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
         rows[row].append(index)
         insort(free, (left - lengths[index], row))
     most = free[-1][0]
-    emptiest = free[bisect_left(free, (most, 0))][1]
+    emptiest, left_in = free[bisect_left(free, (most, 0))][1], {row: left for left, row in free}
+    short = {emptiest, *range(len(begun))}
     return [
-        Arrangement((tuple(sorted(row)),), aligned(capacity - most) if number == emptiest else capacity)
+        Arrangement(
+            (tuple(sorted(row)),), aligned(capacity - left_in[number]) if number in short else capacity
+        )
         for number, row in enumerate(rows)
     ]
 
@@ -106,6 +173,11 @@ def pad(lengths: Sequence[int], capacity: int) -> list[Arrangement]:
         rectangles.append(Arrangement(tuple((index,) for index in range(start, stop)), width))
         start = stop
     return rectangles
+
+
+def on_a_rank(length: int, micro_tokens: int, context: int) -> int:
+    """The most tokens that a rank has of a document."""
+    return longest_share(length, context) if context > 1 and length > micro_tokens else length
 
 
 def widest_for(longest: int, capacity: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import ARRANGE, Arrangement, arranged
-from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, IGNORED, Batch, Sample, Step
+from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, IGNORED, Batch, Piece, Sample, Step
 
 T = TypeVar("T")
 
@@ -39,8 +39,10 @@ def steps(
     total: int,
     rank: int = 0,
     ranks: int = 1,
+    context: int = 1,
 ) -> Generator[Step, None, None]:
-    """The steps after the first `position` ones up to step `total`, with the batches of one of `ranks` ranks.
+    """The steps after the first `position` ones up to step `total`, with the batches of one of `ranks` ranks,
+    of which `context` neighbours share what is longer than a pass.
 
     All ranks have equally many, if need be empty ones: models that are divided over ranks compute together.
     """
@@ -50,7 +52,7 @@ def steps(
             if number > total:
                 return
             chosen = [samples[int(sample)] for sample in drawn]
-            passes = arranged([len(sample) for sample in chosen], batching, micro_tokens, ranks)
+            passes = arranged([len(sample) for sample in chosen], batching, micro_tokens, ranks, context)
             own = [collate(arrangement, chosen) for arrangement in passes[rank]]
             own += [empty_batch()] * (max(map(len, passes)) - len(own))
             yield Step(
@@ -66,35 +68,43 @@ def steps(
 
 
 def collate(arrangement: Arrangement, samples: Sequence[Sample]) -> Batch:
-    """Rows with one sample are one document, padding and all: a causal model never looks into the tail."""
+    """Rows with one sample are one document, padding and all: a causal model never looks into the tail. The
+    last token of a piece predicts the first of the next: labels follow from whole documents.
+    """
     shape = (len(arrangement.rows), arrangement.width)
     tokens_RT = np.zeros(shape, dtype=np.int64)
     labels_RT = np.full(shape, IGNORED, dtype=np.int64)
     documents: list[tuple[int, ...]] = []
+    tokens = 0
     for number, row in enumerate(arrangement.rows):
         start = 0
         lengths: list[int] = []
-        for index in row:
-            sample = samples[index]
-            stop = start + len(sample)
-            tokens_RT[number, start:stop] = sample.tokens
-            labels_RT[number, start : stop - 1] = np.where(sample.targets[1:], sample.tokens[1:], IGNORED)
-            lengths.append(len(sample))
+        sizes = [(index, len(samples[index])) for index in row]
+        parts = [*arrangement.pieces, *(Piece(index, 0, size, size) for index, size in sizes)]
+        for part in parts:
+            sample, stop = samples[part.place], start + len(part)
+            labels = np.where(sample.targets[1:], sample.tokens[1:], IGNORED)[part.start : part.stop]
+            tokens_RT[number, start:stop] = sample.tokens[part.start : part.stop]
+            labels_RT[number, start : start + len(labels)] = labels
+            lengths.append(len(part))
             start = stop
+        tokens += start
         tail = arrangement.width - start
-        if len(row) == 1:
+        if len(parts) == 1:
             lengths = [arrangement.width]
         elif tail:
             lengths.append(tail)
         documents.append(tuple(lengths))
     members = [index for row in arrangement.rows for index in row]
+    members += [piece.place for piece in arrangement.pieces if piece.start == 0]  # counted by one rank
     return Batch(
         tokens_RT=tokens_RT,
         labels_RT=labels_RT,
         documents=tuple(documents),
         samples=len(members),
-        tokens=sum(len(samples[index]) for index in members),
+        tokens=tokens,
         targets=int((labels_RT != IGNORED).sum()),
+        pieces=arrangement.pieces,
     )
 
 

@@ -90,12 +90,25 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens [start, stop) of a document of `whole`, whose other tokens are on other ranks."""
+
+    place: int  # of the document in its step
+    start: int
+    stop: int
+    whole: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows of tokens for one forward pass. R rows of T tokens.
 
     `labels_RT[r, t]` is what position t has to predict (the next token of the same document, if it is a
     target), else IGNORED. `documents[r]` are the lengths that tile row r; documents never see each other.
-    The last one of a row may be padding: it predicts nothing.
+    The last one of a row may be padding: it predicts nothing. `pieces` are the first of the only row.
     """
 
     tokens_RT: NDArray[np.int64]
@@ -104,6 +117,7 @@ class Batch:
     samples: int
     tokens: int  # unpadded
     targets: int
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

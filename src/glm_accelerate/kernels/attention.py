@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from glm_accelerate.kernels.choose import attention_dtype
+
+QUERIES = 256  # that have one mask
 
 
 def attention(
@@ -20,8 +23,10 @@ def attention(
     v_BTKD: Tensor,
     lengths: Sequence[int] | None,
     prefix: tuple[Tensor, Tensor] | None = None,
+    keys: Sequence[int] | None = None,
 ) -> Tensor:
-    """Returns out_BTND. `lengths` tile the flattened rows (None: every row is one document).
+    """Returns out_BTND. `lengths` tile the flattened rows (None: every row is one document), `keys` those of
+    keys and values (None: the same): a document's own are the last of its keys, all before are seen by it.
 
     `prefix` is (keys, values), each of shape KPD, that stand before every document, seen by all of it.
     """
@@ -29,27 +34,40 @@ def attention(
     k_BTND, v_BTND = _repeat(k_BTKD, groups), _repeat(v_BTKD, groups)
     if lengths is None:
         return _one(q_BTND, k_BTND, v_BTND, prefix)
-    shape = q_BTND.shape
-    rows = (tensor.reshape(1, -1, *shape[2:]) for tensor in (q_BTND, k_BTND, v_BTND))
-    parts = zip(*(row.split(list(lengths), dim=1) for row in rows), strict=True)
-    return torch.cat([_one(q, k, v, prefix) for q, k, v in parts], dim=1).view(shape)
+    q_1SND, k_1SND, v_1SND = (x.reshape(1, -1, *x.shape[2:]) for x in (q_BTND, k_BTND, v_BTND))
+    seen = list(keys or lengths)
+    parts = zip(q_1SND.split(list(lengths), 1), k_1SND.split(seen, 1), v_1SND.split(seen, 1), strict=True)
+    return torch.cat([_one(q, k, v, prefix) for q, k, v in parts], dim=1).view(q_BTND.shape)
 
 
-def _one(q_BTND: Tensor, k_BTND: Tensor, v_BTND: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+def _one(q_BTND: Tensor, k_BSND: Tensor, v_BSND: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
     """Rows that are one document each."""
-    dtype = attention_dtype(q_BTND.device, q_BTND.dtype, q_BTND.shape[1])
-    q_BNTD, k_BNTD, v_BNTD = (tensor.to(dtype).transpose(1, 2) for tensor in (q_BTND, k_BTND, v_BTND))
-    if prefix is None:
-        out = scaled_dot_product_attention(q_BNTD, k_BNTD, v_BNTD, is_causal=True)
-        return out.transpose(1, 2).to(q_BTND.dtype)
+    dtype = attention_dtype(q_BTND.device, q_BTND.dtype, k_BSND.shape[1])
+    q_BNTD, k_BNSD, v_BNSD = (tensor.to(dtype).transpose(1, 2) for tensor in (q_BTND, k_BSND, v_BSND))
     B, N, T, _ = q_BNTD.shape
-    seen, seen_values = (_before(tensor, B, N).to(dtype) for tensor in prefix)
-    P = seen.shape[2]
-    mask_TS = torch.ones(T, P + T, dtype=torch.bool, device=q_BTND.device).tril(P)
-    out = scaled_dot_product_attention(
-        q_BNTD, torch.cat((seen, k_BNTD), 2), torch.cat((seen_values, v_BNTD), 2), attn_mask=mask_TS
-    )
+    if prefix is not None:
+        before, values = (_before(tensor, B, N).to(dtype) for tensor in prefix)
+        k_BNSD, v_BNSD = torch.cat((before, k_BNSD), 2), torch.cat((values, v_BNSD), 2)
+    others = k_BNSD.shape[2] - T
+    if not others:
+        out = scaled_dot_product_attention(q_BNTD, k_BNSD, v_BNSD, is_causal=True)
+    elif prefix is not None or T <= QUERIES:
+        out = _behind(q_BNTD, k_BNSD, v_BNSD, others)
+    else:  # masks are made again, one at a time
+        blocks = [
+            checkpoint(_behind, q, k_BNSD, v_BNSD, others + number * QUERIES, use_reentrant=False)
+            for number, q in enumerate(q_BNTD.split(QUERIES, 2))
+        ]
+        out = torch.cat(blocks, 2)
     return out.transpose(1, 2).to(q_BTND.dtype)
+
+
+def _behind(q_BNTD: Tensor, k_BNSD: Tensor, v_BNSD: Tensor, others: int) -> Tensor:
+    """Queries whose own keys have so many others before them, seen by all."""
+    T = q_BNTD.shape[2]
+    k, v = k_BNSD[:, :, : others + T], v_BNSD[:, :, : others + T]
+    mask_TS = torch.ones(T, others + T, dtype=torch.bool, device=q_BNTD.device).tril(others)
+    return scaled_dot_product_attention(q_BNTD, k, v, attn_mask=mask_TS)
 
 
 def attend_slots(q_B1ND: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, bias_BS: Tensor | None) -> Tensor:
@@ -80,23 +98,31 @@ def _repeat(x_BTKD: Tensor, groups: int) -> Tensor:
 
 
 def rotary_attention(
-    q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, turns_SH2: Tensor, lengths: Sequence[int]
+    q_SND: Tensor,
+    k_SKD: Tensor,
+    v_SKD: Tensor,
+    turns_SH2: Tensor,
+    lengths: Sequence[int],
+    keys: Sequence[int] | None = None,
 ) -> Tensor:
-    """attention(rope(q), rope(k), v) of documents of `lengths`, heads side by side. All in bfloat16.
+    """attention(rope(q), rope(k), v) of documents of `lengths`, heads side by side. All in bfloat16. Where
+    documents see more `keys` than their own, there is nothing to turn (no H).
 
     One operator each way (native/attention.cpp) on a CPU with bfloat16 products: a document's scores stay in
     cache, and none are kept.
     """
-    out: Any = _Attention.apply(q_SND, k_SKD, v_SKD, turns_SH2, list(lengths))
+    out: Any = _Attention.apply(q_SND, k_SKD, v_SKD, turns_SH2, list(lengths), list(keys or lengths))
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, turns: Tensor, lengths: list[int]) -> Tensor:
-        out_SND, norm_SN = torch.ops.glm_accelerate.attention(q, k, v, turns, lengths)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, turns: Tensor, lengths: list[int], keys: list[int]
+    ) -> Tensor:
+        out_SND, norm_SN = torch.ops.glm_accelerate.attention(q, k, v, turns, lengths, keys)
         ctx.save_for_backward(q, k, v, turns, out_SND, norm_SN)
-        ctx.lengths = lengths
+        ctx.lengths, ctx.keys = lengths, keys
         return out_SND.flatten(1)
 
     @staticmethod
@@ -104,9 +130,9 @@ class _Attention(torch.autograd.Function):
         q, k, v, turns, out_SND, norm_SN = ctx.saved_tensors
         grad_SND = grad_outputs[0].reshape(out_SND.shape).contiguous()
         grads = torch.ops.glm_accelerate.attention_backward(
-            grad_SND, q, k, v, turns, out_SND, norm_SN, ctx.lengths
+            grad_SND, q, k, v, turns, out_SND, norm_SN, ctx.lengths, ctx.keys
         )
-        return (*grads, None, None)
+        return (*grads, None, None, None)
 
 
 def attention_reference(

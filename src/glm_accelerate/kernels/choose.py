@@ -147,9 +147,16 @@ def _attention_choices(facts: Facts, work: OperatorWork, rotary: Choice) -> list
 
 @cache
 def attention_path(
-    facts: Facts, dtype: torch.dtype, head_width: int, training: bool, prefix: bool = False
+    facts: Facts,
+    dtype: torch.dtype,
+    head_width: int,
+    training: bool,
+    prefix: bool = False,
+    pieces: bool = False,
 ) -> tuple[str, str]:
-    """The path's name and the reason. `prefix`: learnt keys stand before every document (P-tuning)."""
+    """The path's name and the reason. `prefix`: learnt keys stand before every document (P-tuning); `pieces`:
+    keys of other ranks stand before pieces of documents.
+    """
     refused = _refused(facts, dtype)
     if refused:
         return BY_DOCUMENT, refused
@@ -161,8 +168,9 @@ def attention_path(
     missing = narrow or "neither torch nor a package has flash attention"
     if not facts.triton:
         return BY_DOCUMENT, f"{missing}, and FlexAttention needs Triton"
-    if prefix or not 16 <= head_width <= 256:
-        return BY_DOCUMENT, f"{missing}, and FlexAttention takes heads of 16 to 256 and no prefix"
+    if prefix or pieces or not 16 <= head_width <= 256:
+        only = "heads of 16 to 256, no prefix and no pieces of documents"
+        return BY_DOCUMENT, f"{missing}, and FlexAttention takes {only}"
     return FLEX, f"{missing}; a mask of blocks skips what is not seen"
 
 

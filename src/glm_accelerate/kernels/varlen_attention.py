@@ -26,15 +26,23 @@ class Documents:
 
     lengths: tuple[int, ...]
     starts: Tensor  # int32, on the device: 0, and where each document ends
+    keys: tuple[int, ...]  # that each sees: its own are the last of them
+    key_starts: Tensor
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device) -> "Documents":
-        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return Documents(tuple(lengths), send(starts, device))
+    def of(lengths: Sequence[int], device: torch.device, keys: Sequence[int] | None = None) -> "Documents":
+        starts = send(_starts(lengths), device)
+        if keys is None or tuple(keys) == tuple(lengths):
+            return Documents(tuple(lengths), starts, tuple(lengths), starts)
+        return Documents(tuple(lengths), starts, tuple(keys), send(_starts(keys), device))
 
     @cached_property
     def longest(self) -> int:
         return max(self.lengths)
+
+    @cached_property
+    def most_keys(self) -> int:
+        return max(self.keys)
 
     @cached_property
     def block_mask(self) -> Any:
@@ -44,7 +52,7 @@ class Documents:
     def starts_behind(self, prefix: int) -> Tensor:
         """Where each document's keys begin if `prefix` keys stand before every document."""
         number = torch.arange(len(self.starts), dtype=torch.int32, device=self.starts.device)
-        return self.starts + prefix * number
+        return self.key_starts + prefix * number
 
 
 def varlen_attention(
@@ -58,12 +66,14 @@ def varlen_attention(
     """Returns out_SND. `prefix` is (keys, values) of shape KPD that stand before every document."""
     if path == FLEX:
         assert prefix is None, "FlexAttention's mask knows no prefix"
+        assert documents.keys == documents.lengths, "FlexAttention's mask knows no pieces"
         return _flex(q_SND, k_SKD, v_SKD, documents)
-    starts, longest = documents.starts, documents.longest
+    starts, longest = documents.key_starts, documents.most_keys
     if prefix is not None:
         k_SKD, v_SKD = (_behind(x, p, documents) for x, p in zip((k_SKD, v_SKD), prefix, strict=True))
         starts, longest = documents.starts_behind(prefix[0].shape[1]), longest + prefix[0].shape[1]
-    # Both kernels align "causal" at the end of keys that outnumber the queries: a prefix is seen by all.
+    # Both kernels align "causal" at the end of keys that outnumber the queries: a prefix is seen by all, and
+    # so are the keys before a piece.
     lengths = (documents.starts, starts, documents.longest, longest)
     if path == FLASH:
         return _flash_attn()(
@@ -76,6 +86,10 @@ def varlen_attention(
         )
     assert path == VARLEN, path
     return _torch_varlen()(q_SND, k_SKD, v_SKD, *lengths)
+
+
+def _starts(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 @cache
@@ -107,7 +121,7 @@ def _behind(x_SKD: Tensor, prefix_KPD: Tensor, documents: Documents) -> Tensor:
     """x with a copy of the prefix before every document: its gradient is summed in its own dtype."""
     before_PKD = prefix_KPD.transpose(0, 1)
     copies = before_PKD.expand(len(documents.lengths), *before_PKD.shape).to(x_SKD.dtype).unbind()
-    parts = x_SKD.split(documents.lengths)
+    parts = x_SKD.split(documents.keys)
     return torch.cat([piece for pair in zip(copies, parts, strict=True) for piece in pair])
 
 

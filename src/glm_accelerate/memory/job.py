@@ -38,6 +38,8 @@ class Job:
     fuse_update: bool = False  # a weight is updated as soon as its gradient is there
     ranks: int = 1  # that take other samples
     tensor: int = 1  # ... times so many that share every product: `sizes` are of one of these
+    context: int = 1  # of the ranks that take other samples, how many share a long document
+    gathered: int = 0  # keys of such documents, in the pass with the most, besides those of its own tokens
     shards: int = 1  # ranks that share one copy of weights, gradients and moments
     stages: tuple[int, ...] = ()  # layers of each stage of a pipeline; (): all are on each of these ranks
     embeds: bool = True  # whether the embedding is here,

@@ -4,6 +4,8 @@ Head counts come from the tensors' shapes, so a sharded layer needs no change he
 Letters: B rows, T tokens, H width, N query heads, K key/value heads, D head width.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,14 @@ from glm_accelerate.models.linear import projection
 from glm_accelerate.models.sizes import Sizes
 
 Prefix = tuple[Tensor, Tensor]  # keys and values before every document
+
+
+class Sharing(Protocol):
+    """Processes that share documents too long for one."""
+
+    def gather(self, k_BTKD: Tensor, v_BTKD: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Keys and values that each document of the layout sees, one after the other: k_SKD and v_SKD."""
+        ...
 
 
 class Attention(nn.Module):
@@ -39,6 +49,7 @@ class Attention(nn.Module):
         self.fused, self.head_width, self.layer = sizes.fused_qkv, D, layer
         self.groups = sizes.heads // sizes.kv_heads
         self.form: Form = "eager"
+        self.sharing: Sharing | None = None  # None: all documents are whole
 
     def share(self, first: "Attention") -> None:
         """Use the queries' and keys' projections of an earlier layer."""
@@ -57,8 +68,12 @@ class Attention(nn.Module):
             if cache is not None:
                 cache.fill(self.layer, rope(k, table), v)
             turns = torch.view_as_real(table).flatten(0, 2)
-            q_SND, k_SKD, v_SKD = (part.flatten(0, 1) for part in (q, k, v))
-            out = rotary_attention(q_SND, k_SKD, v_SKD, turns, layout.lengths)
+            if layout.pieces:  # keys come from elsewhere, turned: nothing is left to be turned
+                q, turns = rope(q, table), turns.new_empty(len(turns), 0, 2)
+                k_SKD, v_SKD = self._gather(rope(k, table), v, layout)
+            else:
+                k_SKD, v_SKD = k.flatten(0, 1), v.flatten(0, 1)
+            out = rotary_attention(q.flatten(0, 1), k_SKD, v_SKD, turns, layout.lengths, layout.keys)
             return self.o_proj(out.view(*x_BTH.shape[:-1], -1))
         form: Form = "triton" if self.form == "triton" else "eager"  # other forms have no rotary operator
         q_BTND, k_BTKD = rope(q, table, form), rope(k, table, form)
@@ -67,8 +82,14 @@ class Attention(nn.Module):
         else:
             if cache is not None:
                 cache.fill(self.layer, k_BTKD, v, prefix)
+            if layout.pieces:
+                k_BTKD, v = (x[None] for x in self._gather(k_BTKD, v, layout))
             out = _attend(q_BTND, k_BTKD, v, layout, prefix)
         return self.o_proj(out.flatten(-2).to(x_BTH.dtype))
+
+    def _gather(self, k_BTKD: Tensor, v_BTKD: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        assert self.sharing is not None, "a piece of a document, and nobody has the rest"
+        return self.sharing.gather(k_BTKD, v_BTKD, layout)
 
     def _project(self, x_BTH: Tensor) -> tuple[Tensor, ...]:
         if not self.fused:
@@ -81,8 +102,11 @@ class Attention(nn.Module):
 def _attend(q_BTND: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, layout: Layout, prefix: Prefix | None) -> Tensor:
     """By the path that `attention_path` names."""
     facts, training = facts_of(q_BTND.device), torch.is_grad_enabled()
-    path, _ = attention_path(facts, q_BTND.dtype, q_BTND.shape[-1], training, prefix is not None)
+    path, _ = attention_path(
+        facts, q_BTND.dtype, q_BTND.shape[-1], training, prefix is not None, bool(layout.pieces)
+    )
     if path == BY_DOCUMENT:
-        return attention(q_BTND, k_BTKD, v_BTKD, None if layout.whole_rows else layout.lengths, prefix)
+        lengths = None if layout.whole_rows else layout.lengths
+        return attention(q_BTND, k_BTKD, v_BTKD, lengths, prefix, layout.keys if layout.pieces else None)
     q_SND, k_SKD, v_SKD = (x.flatten(0, 1) for x in (q_BTND, k_BTKD, v_BTKD))
     return varlen_attention(path, q_SND, k_SKD, v_SKD, layout.packed, prefix).view_as(q_BTND)

@@ -3,28 +3,43 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import torch
 from torch import Tensor
 
+from glm_accelerate.data.types import Piece
 from glm_accelerate.kernels.varlen_attention import Documents
 from glm_accelerate.runtime.device import send
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`documents[r]` are the lengths that tile row r; a token sees its own document up to itself."""
+    """`documents[r]` are the lengths that tile row r; a token sees its own document up to itself. The first
+    ones of the only row may be `pieces` of documents whose other tokens are on other ranks.
+    """
 
     documents: tuple[tuple[int, ...], ...]
     positions_BT: Tensor
+    pieces: tuple[Piece, ...] = ()
 
     @staticmethod
-    def of_documents(documents: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Layout":
-        """Positions count from 0 in each document."""
-        rows = [torch.cat([torch.arange(length) for length in row]) for row in documents]
+    def of_documents(
+        documents: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        pieces: Sequence[Piece] = (),
+    ) -> "Layout":
+        """Positions count from 0 in each document, in its pieces too."""
+        assert not pieces or len(documents) == 1, "pieces are of one row"
+        starts = [piece.start for piece in pieces]
+        rows = [
+            torch.cat(
+                [torch.arange(length) + start for length, start in zip_longest(row, starts, fillvalue=0)]
+            )
+            for row in documents
+        ]
         positions_BT = send(torch.stack(rows), torch.device(device))
-        return Layout(tuple(tuple(row) for row in documents), positions_BT)
+        return Layout(tuple(tuple(row) for row in documents), positions_BT, tuple(pieces))
 
     @staticmethod
     def of_positions(positions_BT: Tensor) -> "Layout":
@@ -46,6 +61,11 @@ class Layout:
         return tuple(length for row in self.documents for length in row)
 
     @cached_property
+    def keys(self) -> tuple[int, ...]:
+        """How many keys each sees, of which its own are the last."""
+        return (*(piece.stop for piece in self.pieces), *self.lengths[len(self.pieces) :])
+
+    @cached_property
     def packed(self) -> Documents:
         """The documents for kernels of packed rows, on the device: made when a layer first needs them."""
-        return Documents.of(self.lengths, self.positions_BT.device)
+        return Documents.of(self.lengths, self.positions_BT.device, self.keys)

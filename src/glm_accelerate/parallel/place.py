@@ -18,7 +18,7 @@ from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.run_plan import RunPlan
 
 # Outermost first. Ranks next to each other share a machine: the innermost axes talk most.
-ORDER = ("pipeline", "data", "shard", "expert", "context", "tensor", "query")
+ORDER = ("pipeline", "data", "shard", "expert", "tensor", "query")
 SAMPLES = ("data", "shard", "expert")  # ranks that differ along these take different samples
 TENSOR = ("tensor", "query")  # ... along these, they share every product
 LOSS = tuple(name for name in ORDER if name not in TENSOR)  # ... along these, they have parts of the loss
@@ -32,16 +32,16 @@ class Axes:
     data: int = 1  # each holds the whole state
     shard: int = 1  # FSDP divides the state along it
     expert: int = 1
-    context: int = 1
     tensor: int = 1  # each has other key heads
     query: int = 1  # each has other queries of the same key heads
+    context: int = 1  # no axis: of the ranks that take other samples, so many neighbours share long documents
 
     @classmethod
     def of(cls, plan: RunPlan) -> "Axes":
         """As planned: as many ranks hold the whole state as are left."""
         pipeline = max(1, len(plan.stages))
         data = plan.ranks // (pipeline * plan.shards * plan.tensor * plan.query)
-        return cls(pipeline, data, plan.shards, tensor=plan.tensor, query=plan.query)
+        return cls(pipeline, data, plan.shards, tensor=plan.tensor, query=plan.query, context=plan.context)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -75,6 +75,15 @@ class Axes:
         rest = [name for name in ORDER if name not in names]
         for rank in range(self.count(*ORDER)):
             members.setdefault(self.index(rank, *rest), []).append(rank)
+        return list(members.values())
+
+    def sharing(self) -> list[list[int]]:
+        """All groups of ranks that share long documents, in the order of their pieces."""
+        assert self.count(*SAMPLES) % self.context == 0, f"{self.context} ranks share a document in {self}"
+        rest, members = [name for name in ORDER if name not in SAMPLES], dict[tuple[int, int], list[int]]()
+        for rank in range(self.count(*ORDER)):
+            place = self.index(rank, *SAMPLES) // self.context
+            members.setdefault((self.index(rank, *rest), place), []).append(rank)
         return list(members.values())
 
 

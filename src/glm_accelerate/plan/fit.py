@@ -62,6 +62,7 @@ def setting_of(
         fuse_update=memory.fuse_update == "on",
         ranks=settled.ranks,
         tensor=settled.tensor,
+        context=config.parallel.context,
         shards=settled.shards,
         device=hardware.device,
         form=_form(hardware, sizes, settled),

@@ -10,7 +10,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.largest import Largest, find_largest
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import aligned, arranged
+from glm_accelerate.data.pack import aligned, arranged, longest_share
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
@@ -123,11 +123,13 @@ class Load:
     targets: NDArray[np.int32]
     steps: int
     steps_per_epoch: int
+    context: int = 1  # ranks that share what is longer than a pass
 
     @property
     def longest(self) -> int:
         """The least that a pass has to hold."""
-        return aligned(int(self.order.lengths.max()))
+        longest = int(self.order.lengths.max())
+        return aligned(longest if self.context == 1 else longest_share(longest, self.context))
 
     def work(self) -> Work:
         """What all steps compute, as if every epoch drew the same samples."""
@@ -151,6 +153,7 @@ class Load:
             total=self.steps,
             ranks=ranks,
             matter=matter,
+            context=min(self.context, ranks),
         )
 
     def padding(self, batching: str, micro_tokens: int, ranks: int = 1) -> float:
@@ -164,6 +167,6 @@ class Load:
         for place in np.linspace(0, len(steps) - 1, min(SAMPLED, len(steps))).round().astype(int):
             lengths: Sequence[int] = self.order.lengths[steps[place]].tolist()
             tokens += sum(lengths)
-            shares = arranged(lengths, batching, micro_tokens, ranks)
+            shares = arranged(lengths, batching, micro_tokens, ranks, min(self.context, ranks))
             area += ranks * max(sum(one.area for one in own) for own in shares)
         return area / tokens

@@ -143,8 +143,15 @@ class Ladder:
             setting = option.apply(setting)
         matter = max(2, len(setting.job.stages))
         found = self._largest(setting.batching, setting.micro_tokens, setting.job.ranks, matter)
-        sizes = {"pass_tokens": found.positions, "longest": found.longest, "learnt": found.targets}
-        return replace(setting, job=replace(setting.job, **sizes, passes=found.count))
+        job = replace(
+            setting.job,
+            pass_tokens=found.positions,
+            longest=found.longest,
+            learnt=found.targets,
+            gathered=found.gathered,
+            passes=found.count,
+        )
+        return replace(setting, job=job)
 
     def _seconds(self, setting: Setting) -> float:
         padding = self._padding(setting.batching, setting.job.ranks)

@@ -84,6 +84,15 @@ def _staged_lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
     yield "pipeline", staged and bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
 
 
+def _documents_whole(job: Job) -> tuple[tuple[bool, str], ...]:
+    """What ranks that share documents cannot have yet."""
+    return (
+        (job.method == "prefix", "adapt.method=prefix"),
+        (job.compute == "float16", "precision.compute=float16"),
+        (bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"),
+    )
+
+
 def conflict(job: Job, clip: float) -> UserError | None:
     """The first that cannot go together, by name. `clip`: the limit of all gradients' norm, 0 for none."""
     fused, float16, divided = job.fuse_update, job.compute == "float16", job.shards > 1
@@ -136,6 +145,10 @@ def conflict(job: Job, clip: float) -> UserError | None:
         *(
             (lacks, f"{what} cannot go with parallel.{axis}", "one of the two")
             for axis, lacks, what in (*_shared_lacks(job), *_staged_lacks(job))
+        ),
+        *(
+            (job.context > 1 and lacks, f"{what} cannot go with parallel.context", "one of the two")
+            for lacks, what in _documents_whole(job)
         ),
     )
     return next((UserError(what, cure=cure) for applies, what, cure in rules if applies), None)

@@ -88,7 +88,9 @@ def short(job: Job, slow: Speed) -> tuple[Job, Work]:
     """A step of the model on one rank, and what it computes: of fewer blocks, and then of fewer tokens, where
     all of it would take too long.
     """
-    small = replace(job, ranks=1, tensor=1, shards=1, stages=(), passes=min(2, job.passes))
+    small = replace(
+        job, ranks=1, tensor=1, context=1, gathered=0, shards=1, stages=(), passes=min(2, job.passes)
+    )
 
     def long() -> bool:
         return run_seconds(small, _work(small), slow) > LONGEST

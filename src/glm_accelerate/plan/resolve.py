@@ -8,7 +8,7 @@ import torch
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import aligned
+from glm_accelerate.data.pack import aligned, longest_share
 from glm_accelerate.kernels.compiled import missing
 from glm_accelerate.kernels.float8 import missing as no_float8
 from glm_accelerate.kernels.native.build import lacking as no_native
@@ -79,9 +79,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
     say("tokens in one pass", chosen.micro_tokens, why)
     _say_memory(config, job, memory, reasons)
-    warmup = config.optim.warmup
-    warmup_steps = round(warmup * load.steps) if warmup < 1 else int(warmup)
-    say("warm-up", f"{warmup_steps:,} steps", f"optim.warmup {warmup:g}")
+    warmup_steps = _warmup(config, load, reasons)
     codec = _saving(config, reasons)
     cores = f"{hardware.cores} cores" + (" assumed" if hardware.assumed else "")
     say("device", hardware.name, f"{hardware.device}, {cores}")
@@ -118,14 +116,25 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
         tensor=ground.tensor,
         query=ground.query,
         stages=job.stages,
+        context=job.context,
         memory=memory,
         spare_bytes=max(0, memory.room - memory.needed) if only_to_fit else 0,
     )
     return plan, weighed
 
 
+def _context(config: RunConfig, ground: Ground) -> int:
+    """How many ranks share a long document."""
+    asked, ranks = config.parallel.context, ground.samplers
+    if ranks % asked:
+        what = f"parallel.context is {asked}, which does not divide {ranks} ranks that take other samples"
+        raise UserError(what, cure="parallel.context=1, or a number that divides them")
+    return asked
+
+
 def _say_ranks(ground: Ground, settled: SettledChoices, weighed: Weighed, reasons: Reasons) -> None:
-    job = weighed.found.setting.job
+    setting = weighed.found.setting
+    job = setting.job
     reasons.say("ranks", ground.ranks, "--gpus" if ground.hardware.assumed else "as launched")
     if job.stages:
         passes, waiting = pipeline_waits(weighed)
@@ -134,6 +143,9 @@ def _say_ranks(ground: Ground, settled: SettledChoices, weighed: Weighed, reason
         reasons.say("stages", " + ".join(map(str, job.stages)), why)
     if job.tensor > 1:
         reasons.say("tensor", job.tensor, "the config: so many ranks share every product")
+    if job.context > 1:
+        most = f"up to {job.context * setting.micro_tokens:,} tokens fit"
+        reasons.say("context", job.context, f"the config: ranks share what is longer than a pass, {most}")
     as_settled = job.shards == settled.shards
     reasons.say("shards", job.shards, settled.shards_why if as_settled else "divided they would need more")
 
@@ -151,7 +163,7 @@ def _load(config: RunConfig, inputs: Inputs, reasons: Reasons) -> tuple[Load, in
     steps = reasons.say(
         "steps", train.steps or order.steps_in(train.epochs or 1.0), _length_reason(config, per_epoch)
     )
-    return Load(order, inputs.train.targets, steps, per_epoch), step_samples
+    return Load(order, inputs.train.targets, steps, per_epoch, config.parallel.context), step_samples
 
 
 def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:
@@ -207,6 +219,13 @@ def _say_memory(config: RunConfig, job: Job, memory: Memory, reasons: Reasons) -
     peak, room = amount(memory.watched(job.device)), f"{amount(memory.room)} {memory.room_why}"
     whose = "of a process, " if job.device == "cpu" else ""
     reasons.say("memory at most", peak, f"{whose}predicted, in the {memory.phase}; {room}")
+
+
+def _warmup(config: RunConfig, load: Load, reasons: Reasons) -> int:
+    warmup = config.optim.warmup
+    steps = round(warmup * load.steps) if warmup < 1 else int(warmup)
+    reasons.say("warm-up", f"{steps:,} steps", f"optim.warmup {warmup:g}")
+    return steps
 
 
 def _source(value: object, otherwise: str) -> str:
@@ -301,14 +320,15 @@ def _compile(config: RunConfig, ground: Ground, compute: str, load: Load) -> tup
 
 
 def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
+    context, longest = _context(config, ground), int(ground.inputs.train.lengths.max())
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens, "the config"
-    longest = aligned(int(ground.inputs.train.lengths.max()))
+    longest = aligned(longest_share(longest, context) if context > 1 else longest)
     wanted = 8192 if ground.hardware.memory_bytes > 40 * 2**30 else 4096
     if ground.hardware.device == "cpu":
         wanted = 2048
     if longest > wanted:
-        return longest, "the longest sample"
+        return longest, "the longest sample" if context == 1 else f"a part of {context} of the longest sample"
     return wanted, f"enough to keep a {ground.hardware.kind} busy"
 
 

@@ -74,6 +74,7 @@ class RunPlan:
     fuse_update: bool = False
     tensor: int = 1  # ranks that share every product, and have other key heads
     query: int = 1  # ... the same key heads, and other queries of them
+    context: int = 1  # ranks that share a document that is longer than a pass
     stages: tuple[int, ...] = ()  # how many layers each stage of a pipeline has
     memory: Memory | None = None
     evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline

@@ -33,7 +33,8 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, place: Place) -> str | No
     """
     if not plan.recompute or not plan.spare_bytes:
         return None
-    if plan.divided or plan.offload or model.prefix is not None or plan.compute == "float16":
+    shared = plan.divided or plan.context > 1
+    if shared or plan.offload or model.prefix is not None or plan.compute == "float16":
         # Blocks that cannot be measured alone; in float16 what is between them changes their inputs.
         return None
     chosen = place.ranks.decide(lambda: _cheapest(model, plan))
@@ -81,6 +82,7 @@ def rehearsal(
         total=plan.steps,
         ranks=life.place.samples[1],
         matter=max(2, len(plan.stages)),
+        context=plan.context,
     )
 
     def through(step: Step) -> None:

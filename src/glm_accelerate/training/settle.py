@@ -89,6 +89,7 @@ class Settled:
             total=self.plan.steps,
             rank=rank,
             ranks=ranks,
+            context=place.axes.context,
         )
 
 

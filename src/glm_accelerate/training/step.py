@@ -69,7 +69,8 @@ class WholeModel:
         """What the layers make of a batch."""
         tokens_RT = send(torch.from_numpy(batch.tokens_RT), self.device)
         with offload_activations(self.model, self.device) if self.offload else nullcontext():
-            return self.model.hidden(tokens_RT, Layout.of_documents(batch.documents, self.device))
+            layout = Layout.of_documents(batch.documents, self.device, batch.pieces)
+            return self.model.hidden(tokens_RT, layout)
 
     def loss_of(self, batch: Batch, scale: float) -> Tensor:
         """`scale` times the losses of a batch's targets. Logits are made only where there is a target."""

@@ -6,12 +6,13 @@ first look -losses-> compared with the baseline's -decided?-> else the next look
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from glm_accelerate.data.pack import pack
+from glm_accelerate.data.pack import arranged, pack
 from glm_accelerate.data.pipeline import collate, empty_batch
 from glm_accelerate.evaluate.measuring.answers import Answers, Watch, answer_prompts
 from glm_accelerate.evaluate.measuring.exam import Exam
@@ -176,19 +177,25 @@ class GlmExaminer:
         losses_N, targets_N = np.zeros(len(samples)), np.zeros(len(samples))
         if not samples:
             return SampleLosses(losses_N, targets_N)
-        passes = pack([len(sample) for sample in samples], self.exam.micro_tokens)
-        (rank, ranks), done = self.place.samples, 0
+        lengths, (rank, ranks), done = [len(sample) for sample in samples], self.place.samples, 0
+        context, micro_tokens = self.place.axes.context, self.exam.micro_tokens
+        if context > 1:
+            passes = arranged(lengths, "pack", micro_tokens, ranks, context)
+        else:
+            laid = pack(lengths, micro_tokens)
+            passes = [laid[each::ranks] for each in range(ranks)]
         out_of_memory: RuntimeError | MemoryError | None = None
         try:
-            for mine in range(rank, rank + len(passes), ranks):
-                batch = collate(passes[mine], samples) if mine < len(passes) else empty_batch()
+            for mine in zip_longest(passes[rank], range(max(map(len, passes)))):
+                batch = collate(mine[0], samples) if mine[0] is not None else empty_batch()
                 losses_D, targets_D = document_losses(self.model, batch)
-                places = [place for row in passes[mine].rows for place in row] if mine < len(passes) else []
-                losses_N[places], targets_N[places] = losses_D[: len(places)], targets_D[: len(places)]
-                done += len(places)
+                places = [] if mine[0] is None else mine[0].places
+                np.add.at(losses_N, places, losses_D[: len(places)])
+                np.add.at(targets_N, places, targets_D[: len(places)])
+                done += batch.samples
                 self.watch("held-out loss", done, len(samples))
         except (RuntimeError, MemoryError) as error:
-            if self._divided or not ran_out(error):
+            if self._divided or context > 1 or not ran_out(error):
                 raise
             out_of_memory = error  # all ranks learn of it in step
         failed, *both = self.place.total([out_of_memory is not None, *losses_N, *targets_N])

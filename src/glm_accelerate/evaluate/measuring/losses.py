@@ -31,7 +31,8 @@ def document_losses(model: Decoder, batch: Batch) -> tuple[NDArray[np.float64], 
     lengths = np.concatenate([np.asarray(row) for row in batch.documents])
     with evaluating(model):
         hidden_RTH = model.hidden(
-            torch.from_numpy(batch.tokens_RT).to(device), Layout.of_documents(batch.documents, device)
+            torch.from_numpy(batch.tokens_RT).to(device),
+            Layout.of_documents(batch.documents, device, batch.pieces),
         )
         if model.stage is not None and not model.stage.last:
             return np.zeros(len(lengths)), np.zeros(len(lengths))

@@ -118,18 +118,23 @@ inline void product(int64_t M, int64_t N, int64_t K, Left A, Right B, float* C, 
          reinterpret_cast<const bf16*>(B.data), C, true);
 }
 
+// `keys` are all that the document sees, from `first_key` on: its own are the last of them.
 struct Task {
-  int64_t begin, length, head;
+  int64_t begin, length, first_key, keys, head;
+  int64_t others() const { return keys - length; }
 };
 
-std::vector<Task> tasks_of(at::IntArrayRef lengths, int64_t heads) {
+std::vector<Task> tasks_of(at::IntArrayRef lengths, at::IntArrayRef keys, int64_t heads) {
+  TORCH_CHECK(lengths.size() == keys.size());
   std::vector<Task> tasks;
-  int64_t begin = 0;
-  for (int64_t length : lengths) {
-    for (int64_t head = 0; head < heads; ++head) tasks.push_back({begin, length, head});
-    begin += length;
+  int64_t begin = 0, first_key = 0;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    TORCH_CHECK(keys[i] >= lengths[i]);
+    for (int64_t head = 0; head < heads; ++head) tasks.push_back({begin, lengths[i], first_key, keys[i], head});
+    begin += lengths[i];
+    first_key += keys[i];
   }
-  std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& c) { return a.length > c.length; });
+  std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& c) { return a.length * a.keys > c.length * c.keys; });
   return tasks;
 }
 
@@ -160,16 +165,16 @@ T* sized(std::vector<T>& buffer, int64_t count) {
   return buffer.data();
 }
 
-// Copies rows (turned, if they are keys) of a document and fills up with zeros.
+// Copies all keys (turned) or values that a document sees, and fills up with zeros.
 void lay(const Task& task, const Heads& from, const float* turns, const Shape& s, int64_t filled, uint16_t* to) {
-  for (int64_t i = 0; i < task.length; ++i) {
-    const uint16_t* row = from.at(task.begin + i, task.head);
+  for (int64_t i = 0; i < task.keys; ++i) {
+    const uint16_t* row = from.at(task.first_key + i, task.head);
     if (turns != nullptr)
-      turn(row, turns + (task.begin + i) * s.H * 2, s, to + i * s.D);
+      turn(row, turns + (task.first_key + i) * s.H * 2, s, to + i * s.D);
     else
       std::memcpy(to + i * s.D, row, s.D * 2);
   }
-  std::memset(to + task.length * s.D, 0, (filled - task.length) * s.D * 2);
+  std::memset(to + task.keys * s.D, 0, (filled - task.keys) * s.D * 2);
 }
 
 struct Forward {
@@ -187,8 +192,8 @@ struct Forward {
   };
 
   void operator()(const Task& task, Scratch& scratch) const {
-    const int64_t D = s.D, R = s.R, spans = (task.length + SPAN - 1) / SPAN;
-    const int64_t filled = (task.length + J - 1) / J * J;
+    const int64_t D = s.D, R = s.R, spans = (task.keys + SPAN - 1) / SPAN;
+    const int64_t filled = (task.keys + J - 1) / J * J, others = task.others();
     auto laid = sized(scratch.laid, filled * D);
     auto keys = sized(scratch.keys, spans * WIDE * D), values = sized(scratch.values, filled * D);
     lay(task, k, turns, s, filled, laid);
@@ -200,7 +205,8 @@ struct Forward {
     auto scores = sized(scratch.scores, spans * R * WIDE), outputs = sized(scratch.outputs, R * D);
     std::fill(weights, weights + R * NARROW, uint16_t{0});
     for (int64_t first = 0; first < task.length; first += s.T) {
-      const int64_t tokens = std::min(s.T, task.length - first), seen = (first + tokens + J - 1) / J * J;
+      const int64_t tokens = std::min(s.T, task.length - first);
+      const int64_t seen = (others + first + tokens + J - 1) / J * J;
       gather_rows(s, tokens, rows, [&](int64_t t, int64_t g, uint16_t* to) {
         const int64_t token = task.begin + first + t;
         turn(q.at(token, task.head * s.G + g), turns + token * s.H * 2, s, to);
@@ -208,10 +214,10 @@ struct Forward {
       for (int64_t at = 0; at < seen; at += SPAN)
         product(R, std::min(SPAN, seen - at), D, {rows, D}, {keys + at / SPAN * WIDE * D, WIDE},
                 scores + at / SPAN * WIDE * R, WIDE, false);
-      highest(first, tokens, seen, scores, scratch);
+      highest(others + first, tokens, seen, scores, scratch);
       for (int64_t at = 0; at < seen; at += SPAN) {
         const int64_t width = std::min(SPAN, seen - at);
-        weigh(first, tokens, at, width, scores + at / SPAN * WIDE * R, scratch);
+        weigh(others + first, tokens, at, width, scores + at / SPAN * WIDE * R, scratch);
         product(R, D, width, {weights, NARROW}, {values + at * D, D}, outputs, D, at > 0);
       }
       for (int64_t r = 0; r < tokens * s.G; ++r) {
@@ -224,7 +230,7 @@ struct Forward {
     }
   }
 
-  // The highest score of each row, over the keys that it sees.
+  // The highest score of each row, over the keys that it sees. Here and below `first` is the first row's own key.
   void highest(int64_t first, int64_t tokens, int64_t seen, const float* scores, Scratch& scratch) const {
     for (int64_t r = 0; r < tokens * s.G; ++r) {
       float top = -NEVER;
@@ -272,8 +278,8 @@ struct Backward {
   };
 
   void operator()(const Task& task, Scratch& scratch) const {
-    const int64_t D = s.D, R = s.R, spans = (task.length + SPAN - 1) / SPAN;
-    const int64_t filled = (task.length + J - 1) / J * J;
+    const int64_t D = s.D, R = s.R, spans = (task.keys + SPAN - 1) / SPAN;
+    const int64_t filled = (task.keys + J - 1) / J * J, others = task.others();
     auto keys = sized(scratch.keys, filled * D), values = sized(scratch.values, filled * D);
     auto across = sized(scratch.across, spans * NARROW * D);
     auto grad_key = sized(scratch.grad_key, filled * D), grad_value = sized(scratch.grad_value, filled * D);
@@ -285,11 +291,12 @@ struct Backward {
       transpose(keys + at * D, std::min(SPAN, filled - at), D, across + at / SPAN * NARROW * D, NARROW);
     auto grad_query = sized(scratch.grad_query, D * R), grad_row = sized(scratch.grad_row, R * D);
     for (int64_t first = 0; first < task.length; first += s.T) {
-      const int64_t tokens = std::min(s.T, task.length - first), seen = (first + tokens + J - 1) / J * J;
+      const int64_t tokens = std::min(s.T, task.length - first);
+      const int64_t seen = (others + first + tokens + J - 1) / J * J;
       prepare(task, first, tokens, scratch);
       for (int64_t at = 0; at < seen; at += SPAN) {
         const int64_t width = std::min(SPAN, seen - at);
-        score_gradients(first, at, width, keys + at * D, values + at * D, scratch);
+        score_gradients(others + first, at, width, keys + at * D, values + at * D, scratch);
         product(width, D, R, {scratch.weights.data(), R}, {scratch.grad_pairs.data(), D}, grad_value + at * D, D, true);
         product(width, D, R, {scratch.score_grads.data(), R}, {scratch.pairs.data(), D}, grad_key + at * D, D, true);
         product(D, R, width, {across + at / SPAN * NARROW * D, NARROW}, {scratch.score_grad_pairs.data(), R}, grad_query,
@@ -301,8 +308,8 @@ struct Backward {
         turn_back(grad_row + r * D, turns + token * s.H * 2, s, dq.at(token, task.head * s.G + r % s.G));
       }
     }
-    for (int64_t i = 0; i < task.length; ++i) {
-      const int64_t token = task.begin + i;
+    for (int64_t i = 0; i < task.keys; ++i) {
+      const int64_t token = task.first_key + i;
       turn_back(grad_key + i * D, turns + token * s.H * 2, s, dk.at(token, task.head));
       uint16_t* to = dv.at(token, task.head);
       for (int64_t d = 0; d < D; ++d) to[d] = narrow(grad_value[i * D + d]);
@@ -364,25 +371,29 @@ struct Backward {
 };
 
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                           const at::Tensor& turns, at::IntArrayRef lengths) {
+                                           const at::Tensor& turns, at::IntArrayRef lengths,
+                                           at::IntArrayRef keys) {
+  // What is turned is turned by its own place alone.
+  TORCH_CHECK(turns.size(1) == 0 || q.size(0) == k.size(0));
   const int64_t S = q.size(0), N = q.size(1), K = k.size(1), D = q.size(2);
   auto out = at::empty({S, N, D}, q.options());
   auto norm = at::empty({S, N}, q.options().dtype(at::kFloat));
   Forward work{shape_of(N / K, D, turns.size(1)),  heads(q), heads(k), heads(v), turns.data_ptr<float>(),
                heads(out).data, norm.data_ptr<float>(), N};
-  each_task(tasks_of(lengths, K), work);
+  each_task(tasks_of(lengths, keys, K), work);
   return {out, norm};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& turns, const at::Tensor& out, const at::Tensor& norm, at::IntArrayRef lengths) {
+    const at::Tensor& turns, const at::Tensor& out, const at::Tensor& norm, at::IntArrayRef lengths,
+    at::IntArrayRef keys) {
   const int64_t N = q.size(1), K = k.size(1), D = q.size(2);
   auto dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options());
   auto dv = at::empty(v.sizes(), v.options());
   Backward work{shape_of(N / K, D, turns.size(1)), heads(q), heads(k), heads(v), heads(grad), heads(out),
                 heads(dq), heads(dk), heads(dv), turns.data_ptr<float>(), norm.data_ptr<float>(), N};
-  each_task(tasks_of(lengths, K), work);
+  each_task(tasks_of(lengths, keys, K), work);
   return {dq, dk, dv};
 }
 
@@ -412,10 +423,10 @@ bool multiplies() {
 }
 
 TORCH_LIBRARY_FRAGMENT(glm_accelerate, library) {
-  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor turns, int[] lengths) -> (Tensor, Tensor)");
+  library.def("attention(Tensor q, Tensor k, Tensor v, Tensor turns, int[] lengths, int[] keys) -> (Tensor, Tensor)");
   library.def(
       "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor turns, Tensor out, Tensor norm, "
-      "int[] lengths) -> (Tensor, Tensor, Tensor)");
+      "int[] lengths, int[] keys) -> (Tensor, Tensor, Tensor)");
   library.def("multiplies() -> bool", multiplies);
 }
 
