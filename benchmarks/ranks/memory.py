@@ -1,6 +1,7 @@
-"""Memory of each rank, and the price of dividing: FSDP2 on N ranks against one, by the trainer itself.
+"""Memory of each rank, and the price of dividing: N ranks against one, by the trainer itself.
 
 python -m benchmarks.ranks.memory --data TRAIN.jsonl [--ranks 1 2 4] [--methods full lora] [--out DIR]
+Ranks are a number of them, which share one copy of the state, or that and a layout: 4:tensor=2:pipeline=2.
 
 A GLM-4 whose state outweighs its activations, over gloo on this machine's CPU, one thread a rank.
 """
@@ -43,22 +44,23 @@ if dividing were free, the number would stay. Medians over steps after the first
 
 @dataclass(frozen=True)
 class Case:
-    """One method on so many ranks. `lean`: freed memory was given back; times are those of `shipped`."""
+    """One method in a layout. `lean`: freed memory was given back; times are those of `shipped`."""
 
     method: str
-    ranks: int
+    ranks: str
     lean: list[Measured]
     shipped: list[Measured]
 
 
-def config_of(given: argparse.Namespace, work: Path, method: str) -> dict[str, Any]:
+def config_of(given: argparse.Namespace, work: Path, method: str, ranks: str) -> dict[str, Any]:
+    layout = dict(word.split("=") for word in ranks.split(":")[1:]) or {"shard": "full"}
     return {
         "model": {"path": str(work / "model")},
         "adapt": {"method": method},
         "data": {"train": str(given.data), "max_tokens": given.max_tokens, "cache": str(work / "cache")},
         "train": {"steps": 10 * given.steps, "step_samples": given.samples},
         "precision": {"compile": "off"},
-        "parallel": {"shard": "full"},
+        "parallel": {key: int(size) if size.isdigit() else size for key, size in layout.items()},
         "checkpoint": {"every": 10 * given.steps, "wait": True},  # none is reached, no memory is set aside
     }
 
@@ -81,7 +83,7 @@ def held(measured: Sequence[Measured]) -> int:
 
 def alone(case: Case, cases: Sequence[Case]) -> Case:
     """The same method on one rank, if it was measured."""
-    return next((other for other in cases if other.method == case.method and other.ranks == 1), case)
+    return next((other for other in cases if other.method == case.method and other.ranks == "1"), case)
 
 
 def memory_row(case: Case, one: Case) -> Sequence[object]:
@@ -122,7 +124,9 @@ def markdown(source: Origin, given: argparse.Namespace, parameters: int, cases: 
         "Memory and step time of divided training",
         source,
         [model],
-        ABOUT.format(most=max(given.ranks), cores=os.cpu_count(), warm=WARM),
+        ABOUT.format(
+            most=max(int(ranks.split(":")[0]) for ranks in given.ranks), cores=os.cpu_count(), warm=WARM
+        ),
         table(("", "ranks", *memory.split(", "), "as shipped"), (memory_row(*pair) for pair in pairs)),
         "",
         table(("", "ranks", *times.split(", ")), (time_row(*pair) for pair in pairs)),
@@ -132,7 +136,7 @@ def markdown(source: Origin, given: argparse.Namespace, parameters: int, cases: 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Memory and step time of divided training.")
     parser.add_argument("--data", type=Path, required=True, help="JSONL with messages")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--ranks", nargs="+", default=["1", "2", "4"])
     parser.add_argument("--methods", nargs="+", default=["full", "lora"])
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=6)
@@ -153,10 +157,10 @@ def main(words: Sequence[str]) -> None:
         prepare_model(given.data, work / "model", WORDS, shape=Shape(layers=given.layers))
         parameters = json.loads((work / "model" / "made.json").read_text())["parameters"]
         for method in given.methods:
-            config = config_of(given, work, method)
             for ranks in given.ranks:
-                lean = run(config, ranks, LEAST, work, lean=True)
-                cases.append(Case(method, ranks, lean, run(config, ranks, given.steps, work, lean=False)))
+                config, count = config_of(given, work, method, ranks), int(ranks.split(":")[0])
+                lean = run(config, count, LEAST, work, lean=True)
+                cases.append(Case(method, ranks, lean, run(config, count, given.steps, work, lean=False)))
                 print(f"{method}, {ranks}: done", file=sys.stderr, flush=True)
     figures = {"parameters": parameters, "cases": [asdict(case) for case in cases]}
     publish(given.out, "ranks-memory", source, markdown(source, given, parameters, cases), figures)

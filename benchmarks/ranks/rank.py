@@ -62,14 +62,23 @@ class Probe:
     training: int = 0
     held: tuple[int, int, int] = (0, 0, 0)
 
+    @property
+    def training_now(self) -> bool:
+        """Moments are made by updates before the first step."""
+        return self.run.life.ranks.doing.phase == "training"
+
     def before(self, optimizer: Optimizer, *_: object) -> None:
-        """Now there are gradients, and from the second step on moments."""
+        """Now there are gradients and moments."""
+        if not self.training_now:
+            return
         named = list(self.run.model.named_parameters())
         gradients = [parameter.grad for _, parameter in named if parameter.grad is not None]
         moments = mover_of(optimizer).state(named).values()
         self.held = (size(parameter for _, parameter in named), size(gradients), size(moments))
 
     def after(self, *_: object) -> None:
+        if not self.training_now:
+            return
         self.meter.read()
         self.training = max(self.training, memory_peak())  # the loop sets it back when a step begins
         if len(self.meter.wall) == self.steps:

@@ -42,7 +42,7 @@ class Words(VocabularyPart, Protocol):
         ...
 
     def enter(self, x: Tensor) -> Tensor:
-        """What heads of all processes read."""
+        """What the heads of all processes read: their gradients of it are summed."""
         ...
 
 
@@ -145,8 +145,7 @@ class Decoder(nn.Module):
 
         Of a model that is divided into stages, on all but the last: what has gone on to the next.
         """
-        words, stage = self.words, self.stage
-        x_BTH = self._entering(tokens_BT)
+        stage, x_BTH = self.stage, self._entering(tokens_BT)
         table = rope_table(layout.positions_BT, self.sizes.rope_width, self.sizes.rope_theta)
         prefixes: list[Prefix | None] = (
             self.prefix() if self.prefix is not None else [None] * len(self.layers)
@@ -161,8 +160,7 @@ class Decoder(nn.Module):
         if stage is not None and not stage.last:
             stage.send(x_BTH)
             return x_BTH
-        x_BTH = self.norm(x_BTH)
-        return x_BTH if words is None else words.enter(x_BTH)
+        return self.norm(x_BTH)
 
     def _entering(self, tokens_BT: Tensor) -> Tensor:
         """What the first layer here reads."""
