@@ -101,16 +101,19 @@ def deal(
     ranks: int,
     weight: Callable[[int], float] = lambda length: length,
     begun: Sequence[float] = (),
+    speeds: Sequence[float] = (),
 ) -> list[list[int]]:
     """Places in the step, in order, for each rank: about equally many tokens each, or as much as samples
-    weigh by their length. The longest sample goes first, to the rank with the least. `begun`: what each has.
+    weigh by their length; of ranks of several speeds each as much as it is fast. The longest sample goes
+    first, to the rank that would be done with it first. `begun`: what each has.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = list(begun or [0.0] * ranks)
+    loads, speeds = list(begun or [0.0] * ranks), speeds or [1.0] * ranks
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        rank = min(range(ranks), key=lambda rank: loads[rank])
+        more = weight(lengths[place])
+        rank = min(range(ranks), key=lambda rank: (loads[rank] + more) / speeds[rank])
         shares[rank].append(place)
-        loads[rank] += weight(lengths[place])
+        loads[rank] += more
     return [sorted(share) for share in shares]
 
 

@@ -82,7 +82,7 @@ class DataSheet:
 
 
 # Ampere, Hopper and Ada: chosen by rows that benchmarks/layouts/published.py names; the others are assumed.
-VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = 0.6, 0.75, 0.9, 0.53, 0.53
+VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = 0.6, 0.75, 0.85, 0.51, 0.51
 # Gigabytes a second one way: NVLink by generation, PCIe by 16 lanes. GeForce cards read each other's memory
 # through their host's, so that everything travels twice.
 NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5, NVLINK_CUT = 150, 300, 450, 900, 200

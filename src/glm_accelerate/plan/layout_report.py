@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glm_accelerate.config.schema import ParallelSection
 from glm_accelerate.plan.layouts import LayoutComparison, WeighedLayout
 from glm_accelerate.plan.step_time import AXES, RankLayout
 from glm_accelerate.runtime.screen import say
@@ -151,19 +150,14 @@ def _show_best(found: LayoutComparison, console: Console) -> None:
         times = (duration(each) if each else "-" for each in (sent.seconds, sent.waited))
         table.add_row(sent.axis, SHARED[sent.axis], amount(sent.bytes), _link(found, sent.network), *times)
     console.print(table)
-    words = typed(best.layout)
-    if words is not None:
-        say(console, ("to type ", "bold"), " ".join((*found.overrides, *words)))
+    say(console, ("to type ", "bold"), " ".join((*found.overrides, *typed(best.layout))))
 
 
-def typed(layout: RankLayout) -> tuple[str, ...] | None:
-    """What a config has to say for it; None where it has no key for an axis yet."""
+def typed(layout: RankLayout) -> tuple[str, ...]:
+    """What a config has to say for it."""
     axes = [axis for axis in ("pipeline", "context", "tensor") if layout.size(axis) > 1]
-    if not set(axes) <= set(ParallelSection.model_fields):
-        return None
-    shard = (
-        "full" if layout.shard == layout.samplers > 1 else "off" if layout.shard == 1 else str(layout.shard)
-    )
+    divided = layout.shard * layout.context if layout.shard > 1 else 1
+    shard = "off" if divided == 1 else str(divided) if layout.data > 1 else "full"
     return (
         *(f"parallel.{axis}={layout.size(axis)}" for axis in axes),
         f"parallel.shard={shard}",

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import product
 
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.largest import Largest
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import WIDE, Weight, moments, weights_of
 from glm_accelerate.models.sizes import Sizes
@@ -103,17 +104,28 @@ class _Search:
         self.cluster, self.room = cluster, room
         self.job, self.work = replace(setting.job, tensor=1, shards=1, stages=()), load.work()
         self.refused: dict[str, None] = {}
-        self._largest, self._about, self.timed = cache(load.largest), cache(about), cache(self._timed)
-        self._padding = cache(lambda micro, samplers: load.padding(setting.batching, micro, samplers))
+        self._about, self.timed = cache(about), cache(self._timed)
+        self._padding, self._largest = cache(self._padded), cache(self._found)
 
     def task(self, padding: float = 1.0) -> Task:
         """A mean step."""
         each = padding / self.work.steps
         return Task(self.job, self.work.tokens * each, self.work.pairs * each, self.work.targets * each)
 
+    def sharing(self, context: int) -> Load:
+        """Where so many ranks share a long document."""
+        return replace(self.load, context=context)
+
+    def _padded(self, micro_tokens: int, ranks: int, context: int) -> float:
+        return self.sharing(context).padding(self.setting.batching, micro_tokens, ranks)
+
+    def _found(self, micro_tokens: int, ranks: int, context: int, matter: int) -> Largest:
+        return self.sharing(context).largest(self.setting.batching, micro_tokens, ranks, matter)
+
     def _timed(self, layout: RankLayout) -> StepTime:
         """Ranks wait for the one with the most, so all compute as much."""
-        task = self.task(self._padding(layout.micro_tokens, layout.samplers))
+        ranks = layout.samplers * layout.context
+        task = self.task(self._padding(layout.micro_tokens, ranks, layout.context))
         return step_time(task, layout, self.cluster.machines)
 
     def weigh(self, layout: RankLayout) -> WeighedLayout:
@@ -125,7 +137,7 @@ class _Search:
         gpus, together, sizes = self.cluster.gpus, self.cluster.machines.together, self.job.sizes
         for tensor, context, pipeline in product(_divisors(together), _divisors(gpus), _divisors(gpus)):
             samplers, rest = divmod(gpus, tensor * context * pipeline)
-            long = context == 1 or self.load.longest >= context * LEAST_PIECE
+            long = context == 1 or self.sharing(1).longest >= context * LEAST_PIECE
             if rest or not long or pipeline > sizes.layers:
                 continue
             try:
@@ -139,12 +151,11 @@ class _Search:
 
     def variants(self, division: RankLayout) -> Iterator[RankLayout]:
         """By the size of passes, with and without recomputation, as the config leaves open."""
-        size = self.setting.micro_tokens
-        sizes = [size]
-        while self.config.train.micro_tokens == "auto" and size // 2 >= max(
-            self.load.longest, 8 * LEAST_MICRO
-        ):
-            size = size // 2 // LEAST_MICRO * LEAST_MICRO
+        longest = self.sharing(division.context).longest
+        size = max(self.setting.micro_tokens, longest)
+        sizes, least = [size], max(longest, 8 * LEAST_MICRO)
+        while self.config.train.micro_tokens == "auto" and size > least:
+            size = max(least, size // 2 // LEAST_MICRO * LEAST_MICRO)
             sizes.append(size)
         asked = self.config.memory.recompute
         again = (0.0, 1.0) if asked == "auto" else (float(asked != "off"),)
@@ -201,21 +212,22 @@ class _Search:
 
     def _job(self, layout: RankLayout, stages: Sequence[int]) -> Job:
         """Of its ranks: the largest passes of the run."""
-        shards = layout.shard * layout.context if layout.shard > 1 else 1
-        staged = tuple(stages) if layout.pipeline > 1 else ()
+        ranks, shards = layout.samplers * layout.context, layout.shard * layout.context
         matter = max(2, layout.pipeline)
-        found = self._largest(self.setting.batching, layout.micro_tokens, layout.samplers, matter)
+        found = self._largest(layout.micro_tokens, ranks, layout.context, matter)
         return replace(
             self.job,
             sizes=self.job.sizes.part(layout.tensor),
             tensor=layout.tensor,
-            ranks=layout.samplers * layout.context,
-            shards=shards,
-            stages=staged,
+            context=layout.context,
+            ranks=ranks,
+            shards=shards if layout.shard > 1 else 1,
+            stages=tuple(stages) if layout.pipeline > 1 else (),
             recompute="blocks" if layout.recompute else "off",
-            pass_tokens=-(-found.positions // layout.context),
-            longest=-(-found.longest // layout.context),
-            learnt=-(-found.targets // layout.context),
+            pass_tokens=found.positions,
+            longest=found.longest,
+            learnt=found.targets,
+            gathered=found.gathered,
             passes=found.count,
         )
 
@@ -238,8 +250,9 @@ def compare_layouts(config: RunConfig, weighed: Weighed, sizes: Sizes, cluster: 
     job, load, room = weighed.found.setting.job, weighed.ladder.load, weighed.memory.room
     own = RankLayout(
         pipeline=max(1, len(job.stages)),
-        data=job.ranks // job.shards,
-        shard=job.shards,
+        data=job.ranks // max(job.shards, job.context),
+        shard=max(1, job.shards // job.context),
+        context=job.context,
         tensor=job.tensor,
         micro_tokens=weighed.found.setting.micro_tokens,
         recompute=float(job.recompute != "off"),

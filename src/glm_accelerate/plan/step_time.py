@@ -42,7 +42,7 @@ class RankLayout:
     shard: int = 1
     context: int = 1
     tensor: int = 1
-    micro_tokens: int = 2048  # of a pass, which the ranks of a context share
+    micro_tokens: int = 2048  # of a pass on one rank
     recompute: float = 0.0  # part of the forward pass that is computed again
     chunks: int = 1  # parts of the model that a stage has, where stages are interleaved
 
@@ -293,7 +293,7 @@ class _Pass:
 
 def passes_of(task: Task, layout: RankLayout) -> int:
     """Of a step, on each rank."""
-    return max(1, ceil(task.tokens / layout.samplers / layout.micro_tokens * (1 - 1e-9)))
+    return max(1, ceil(task.tokens / layout.samplers / layout.context / layout.micro_tokens * (1 - 1e-9)))
 
 
 def step_time(task: Task, layout: RankLayout, machines: Machines, software: Software = OURS) -> StepTime:

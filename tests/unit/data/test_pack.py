@@ -119,6 +119,18 @@ def test_a_long_sample_weighs_more_than_its_tokens() -> None:
     assert shares == [[0], list(range(1, 13))]
 
 
+def test_a_slow_rank_gets_a_smaller_share() -> None:
+    lengths = [7, 3, 5, 8, 2, 9, 4, 6, 1, 5] * 6
+    shares = deal(lengths, 3, speeds=(1.0, 1.0, 0.5))
+    assert sorted(place for share in shares for place in share) == list(range(60))
+    times = [
+        sum(lengths[place] for place in share) / speed
+        for share, speed in zip(shares, (1, 1, 0.5), strict=True)
+    ]
+    assert max(times) < 1.03 * sum(lengths) / 2.5
+    assert deal(lengths, 3, speeds=(2.0, 2.0, 2.0)) == deal(lengths, 3)
+
+
 def taken(ranks: int, batching: str) -> list[list[Step]]:
     generator = np.random.default_rng(0)
     samples = [
