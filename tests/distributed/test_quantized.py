@@ -113,12 +113,14 @@ def state(run: Path) -> dict[str, torch.Tensor]:
     return {f"{group}/{n}": t for group in ("weights", "optimizer") for n, t in reader.group(group).items()}
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp8"])
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("nf4", "shard=full"), ("fp8", "shard=full"), ("nf4", "pipeline=2")]
+)
 def test_two_ranks_learn_what_one_learns(
-    kind: Kind, config: Path, tmp_path: Path, go: Callable[..., str]
+    kind: Kind, layout: str, config: Path, tmp_path: Path, go: Callable[..., str]
 ) -> None:
     go(config, tmp_path / "one", 1, f"adapt.base={kind}")
-    go(config, tmp_path / "two", 2, f"adapt.base={kind}", "parallel.shard=full")
+    go(config, tmp_path / "two", 2, f"adapt.base={kind}", f"parallel.{layout}")
     one, two = figures(tmp_path / "one"), figures(tmp_path / "two")
     assert len(one) == len(two) == 8
     for (loss, norm), (its_loss, its_norm) in zip(one, two, strict=True):
