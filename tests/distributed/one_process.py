@@ -41,6 +41,7 @@ NOTHING = dict[Tensor, Tensor]()
 
 
 def model_of(sizes: Sizes, method: str, dropout: float = 0.0) -> Decoder:
+    """`method` may be a packed base, which LoRA trains on."""
     torch.manual_seed(0)
     model = Decoder(sizes, Origin("glm4", {}, ""))
     for parameter in model.parameters():
@@ -48,7 +49,8 @@ def model_of(sizes: Sizes, method: str, dropout: float = 0.0) -> Decoder:
     model = model.double()
     if sizes.tied:
         model.head.weight = model.embed
-    section = AdaptSection(method=method, dropout=dropout)  # pyright: ignore[reportArgumentType]
+    base = method if method in ("nf4", "int8", "fp8") else "auto"
+    section = AdaptSection(method="lora" if base == method else method, dropout=dropout, base=base)  # pyright: ignore[reportArgumentType]
     adapt(model, section, 0)
     for name, parameter in model.named_parameters():
         if "lora_" in name:

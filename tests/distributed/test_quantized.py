@@ -114,7 +114,8 @@ def state(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("nf4", "shard=full"), ("fp8", "shard=full"), ("nf4", "pipeline=2")]
+    ("kind", "layout"),
+    [("nf4", "shard=full"), ("fp8", "shard=full"), ("nf4", "pipeline=2"), ("int8", "tensor=2")],
 )
 def test_two_ranks_learn_what_one_learns(
     kind: Kind, layout: str, config: Path, tmp_path: Path, go: Callable[..., str]

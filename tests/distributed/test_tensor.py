@@ -38,6 +38,9 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                     sizes = replace(sizes, kv_heads=1)
                 place = Place(Ranks(rank, ranks, store), axes)
                 same_as_one(place, sizes, method, f"{layout}, {family}, {method}")
+        for kind in ("nf4", "int8") if axes.query == 1 else ():
+            sizes = replace(GLM4, head_width=16, rope_width=8, mlp_width=128)  # parts of whole blocks
+            same_as_one(Place(Ranks(rank, ranks, store), axes), sizes, kind, f"{layout}, {kind}")
     drop(Place(Ranks(rank, ranks, store), Axes(tensor=2, data=ranks // 2)))
     leave(store, ranks)
 

@@ -27,7 +27,7 @@ class Adapter:
 
 class PackedWeight(nn.Module):
     """A weight in four or eight bits a number. Its parts are parameters with a row for each output, which can
-    be divided over ranks.
+    be divided over ranks. `row`: how many numbers a row has that is packed, of which `inputs` are here.
     """
 
     def __init__(self, kind: Kind, weight_OI: Tensor) -> None:
@@ -38,7 +38,7 @@ class PackedWeight(nn.Module):
     def fill(self, weight_OI: Tensor) -> None:
         """Replace the packed weight by this one."""
         packed = pack(self.kind, weight_OI.detach())
-        self.inputs = packed.inputs
+        self.inputs = self.row = packed.inputs
         self.codes = nn.Parameter(packed.codes_OP, requires_grad=False)
         self.scales = nn.Parameter(packed.scales, requires_grad=False)
         levels = packed.levels_OK

@@ -117,7 +117,8 @@ def part_reader(model: Decoder) -> Callable[[str, Sequence[int], Sequence[int]],
         owner, _, leaf = ours.rpartition(".")
         module = model.get_submodule(owner)
         if isinstance(module, PackedWeight):
-            return packed(owner, module.kind, module.inputs, offset[0], shape[0]).get_parameter(leaf)
+            whole = packed(owner, module.kind, module.row, offset[0], shape[0]).get_parameter(leaf)
+            return whole[:, offset[1] : offset[1] + shape[1]]
         name = name_of(ours)
         region = tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))
         with safe_open(str(files[name]), framework="pt") as opened:

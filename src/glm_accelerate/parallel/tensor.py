@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.models.decoder import Block, Decoder
-from glm_accelerate.models.linear import Linear
+from glm_accelerate.models.linear import Linear, PackedWeight
 from glm_accelerate.parallel.place import TENSOR, Place
 from glm_accelerate.parallel.table import Axis, Cut
 from glm_accelerate.runtime.seed import seed_all, step_seed
@@ -119,8 +120,12 @@ class _Cutter:
         partial: Axis = (),
     ) -> None:
         """All ranks have its inputs, so each has a part of the gradient of what reads them."""
+        assert isinstance(layer, Linear)
+        cut = Cut(0, whole, tuple(spans), divided, partial)
         for leaf in ("weight", "bias", "lora_B"):
-            self.keep(f"{name}.{leaf}", layer, Cut(0, whole, tuple(spans), divided, partial))
+            self.keep(f"{name}.{leaf}", layer, cut)
+        for leaf in ("codes", "scales", "levels") if layer.packed is not None else ():
+            self.keep(f"{name}.packed.{leaf}", layer.packed, cut)
         self.cuts[f"{name}.lora_A"] = Cut(partial=TENSOR)
 
     def inputs(self, name: str, layer: nn.Module, span: Span) -> None:
@@ -130,12 +135,26 @@ class _Cutter:
         whole = layer.inputs
         for leaf in ("weight", "lora_A"):
             self.keep(f"{name}.{leaf}", layer, Cut(1, whole, (span,), TENSOR))
+        if layer.packed is not None:
+            self._columns(f"{name}.packed", layer.packed, span)
         if layer.adapter is not None and layer.adapter.dropout:
             _drop_apart(layer, 1 + self.place.index(*TENSOR))
         self.cuts[f"{name}.lora_B"] = Cut(partial=TENSOR)
 
-    def keep(self, name: str, owner: nn.Module, cut: Cut) -> None:
+    def _columns(self, name: str, packed: PackedWeight, span: Span) -> None:
+        """Of a packed weight: nf4 has two numbers in a byte, and a level for each block of a row."""
+        for leaf, numbers in (("codes", 2 if packed.kind == "nf4" else 1), ("levels", BLOCK)):
+            assert packed.kind != "nf4" or span[0] % BLOCK == span[1] % BLOCK == 0, (
+                f"{name} has parts of blocks"
+            )
+            columns = span[0] // numbers, span[1] // numbers
+            width = 0 if (part := getattr(packed, leaf)) is None else part.shape[1]
+            self.keep(f"{name}.{leaf}", packed, Cut(1, width, (columns,), TENSOR))
+        packed.inputs = span[1] - span[0]
+
+    def keep(self, name: str, owner: nn.Module | None, cut: Cut) -> None:
         """Of the owner's parameter, if there is one, what is cut for this rank."""
+        assert owner is not None
         leaf = name.rpartition(".")[2]
         whole = dict(owner.named_parameters(recurse=False)).get(leaf)
         if whole is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.runtime.errors import UserError
@@ -70,7 +71,8 @@ def _shared_lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
     """What ranks that share every product cannot have yet."""
     shared = job.tensor > 1
     yield "tensor", shared and job.method == "prefix", "adapt.method=prefix"
-    yield "tensor", shared and job.base in PACKED, f"adapt.base={job.base}"
+    blocks = job.sizes.mlp_width % BLOCK or job.sizes.heads * job.sizes.head_width % BLOCK
+    yield "tensor", shared and job.base == "nf4" and bool(blocks), "adapt.base=nf4 and parts of its blocks"
     yield "tensor", shared and job.compute == "fp8", "precision.compute=fp8"
     yield "tensor", shared and job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"
     yield "tensor", shared and bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
