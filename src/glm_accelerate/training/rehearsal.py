@@ -14,7 +14,7 @@ from glm_accelerate.memory.static import rehearse
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.optim.mover import Mover
-from glm_accelerate.parallel.place import Place
+from glm_accelerate.parallel.place import ORDER, Place
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.plan.run_plan import RunPlan
@@ -33,18 +33,23 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, place: Place) -> str | No
     """
     if not plan.recompute or not plan.spare_bytes:
         return None
-    shared = plan.divided or plan.context > 1
+    shared = plan.shards > 1 or plan.context > 1
     if shared or plan.offload or model.prefix is not None or plan.compute == "float16":
         # Blocks that cannot be measured alone; in float16 what is between them changes their inputs.
         return None
-    chosen = place.ranks.decide(lambda: _cheapest(model, plan))
+    # Ranks that share products measure together and recompute the same; stages have blocks of their own.
+    first_of_stage = place.along(*(name for name in ORDER if name != "pipeline"))[0]
+    chosen = place.ranks.gather(_cheapest(model, plan, place))[first_of_stage]
     model.recompute = False
     apply(list(model.layers), plan_from_json(chosen["plan"]))
     return chosen["said"]
 
 
-def _cheapest(model: Decoder, plan: RunPlan) -> dict[str, Any]:
-    """Measured by one pass of the largest size through the first block of each kind."""
+def _cheapest(model: Decoder, plan: RunPlan, place: Place) -> dict[str, Any]:
+    """Measured by one pass of the largest size through the first block of each kind. A stage of a pipeline
+    has several passes at work at once, which share what is left over.
+    """
+    spare = plan.spare_bytes // (place.count("pipeline") - place.index("pipeline"))
     device, blocks = model.embed.device, list(model.layers)
     training, recompute = model.training, model.recompute
     model.train()
@@ -59,7 +64,7 @@ def _cheapest(model: Decoder, plan: RunPlan) -> dict[str, Any]:
     model.recompute = recompute
     inputs_alone = ((),) * len(blocks)
     all_of_it = cost(chain, inputs_alone)
-    chosen = choose(chain, all_of_it.peak + int(CAUTION * plan.spare_bytes)) or inputs_alone
+    chosen = choose(chain, all_of_it.peak + int(CAUTION * spare)) or inputs_alone
     seconds = cost(chain, chosen).seconds
     share = f"{seconds / all_of_it.seconds:.0%}" if all_of_it.seconds else "all"
     return {"plan": chosen, "said": f"blocks recompute {share} of their work: more fits in memory"}
