@@ -26,11 +26,11 @@ def figures(run: Path) -> list[tuple[float, float]]:
     return [(float(str(event["loss"])), float(str(event["grad_norm"]))) for event in steps]
 
 
-@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+@pytest.mark.parametrize("layout", ["tensor", "pipeline", "shard"])
 def test_between_all_and_nothing(
     layout: str, tiny_run: dict[str, Any], tmp_path: Path, go: Callable[..., str]
 ) -> None:
-    said = {**tiny_run, "adapt": {"method": "full"}, "parallel": {layout: 2, "shard": "off"}}
+    said = {**tiny_run, "adapt": {"method": "full"}, "parallel": {"shard": "off", layout: 2}}
     said["precision"] = {"compile": "off"}
     config = RunConfig.model_validate(said)
     plans = [planned(config, 2, f"memory.recompute={how}") for how in ("off", "blocks")]

@@ -7,6 +7,7 @@ bytes kept are sums over operators, and the best choices are those with the most
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -52,7 +53,7 @@ def measure(block: nn.Module, *inputs: Any, repeats: int = 5) -> BlockCosts:
     Nothing is left behind: no gradient, and random generators are as they were.
     """
     x = inputs[0].detach().requires_grad_()
-    forward = partial(block, x, *inputs[1:])
+    forward = partial(block.forward, x, *inputs[1:])
     trained = [parameter for parameter in block.parameters() if parameter.requires_grad]
     device = device_of(x.device)
     with device.fork_random():
@@ -64,9 +65,14 @@ def measure(block: nn.Module, *inputs: Any, repeats: int = 5) -> BlockCosts:
     return BlockCosts(x.nbytes, options(traced, overhead), working, left)
 
 
-def measure_all(blocks: Sequence[nn.Module], *inputs: Any, repeats: int = 5) -> list[BlockCosts]:
-    """The costs of a chain of blocks of one width: each kind is measured once, by its weights' shapes. No
-    gradient flows through a block before the first that trains.
+def measure_all(
+    blocks: Sequence[nn.Module],
+    *inputs: Any,
+    repeats: int = 5,
+    around: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext,
+) -> list[BlockCosts]:
+    """The costs of a chain of blocks of one width: each kind is measured once, by its weights' shapes, within
+    `around`. No gradient flows through a block before the first that trains.
     """
     kinds: dict[object, BlockCosts] = {}
     chain: list[BlockCosts] = []
@@ -78,7 +84,8 @@ def measure_all(blocks: Sequence[nn.Module], *inputs: Any, repeats: int = 5) -> 
             continue
         kind = (type(block), *weights)
         if kind not in kinds:
-            kinds[kind] = measure(block, *inputs, repeats=repeats)
+            with around(block):
+                kinds[kind] = measure(block, *inputs, repeats=repeats)
         chain.append(kinds[kind])
     return chain
 
@@ -102,7 +109,7 @@ def options(traced: Trace, overhead: float) -> tuple[BlockOption, ...]:
 def trace(block: nn.Module, *inputs: Any, repeats: int = 5) -> Trace:
     """Operator by operator; the times are medians."""
     x = inputs[0].detach().requires_grad_()
-    forward, device = partial(block, x, *inputs[1:]), device_of(x.device)
+    forward, device = partial(block.forward, x, *inputs[1:]), device_of(x.device)
     before, seen = _Recorder(device), _Recorder(device)
     before.watch(forward)
     output = id(seen.watch(forward).untyped_storage())

@@ -5,7 +5,8 @@ data x shard: the ranks along `shard` hold one copy of the state together, those
 Gradients are summed, never averaged: the loss is already divided by the step's targets over all ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -70,6 +71,15 @@ def fill(
             made[parameter] = nn.Parameter(as_part(local, parameter), parameter.requires_grad)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, made[parameter])
+
+
+@contextmanager
+def gathered(unit: nn.Module) -> Generator[None, None, None]:
+    """Its weights are whole on every rank while this is entered, by all ranks."""
+    if isinstance(unit, FSDPModule):
+        unit.unshard()
+    yield
+    free(unit)
 
 
 def free(model: nn.Module) -> None:

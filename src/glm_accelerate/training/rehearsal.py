@@ -15,7 +15,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.place import ORDER, Place
-from glm_accelerate.parallel.shard import free
+from glm_accelerate.parallel.shard import free, gathered
 from glm_accelerate.plan.resolve import order_of
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
@@ -33,8 +33,8 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, place: Place) -> str | No
     """
     if not plan.recompute or not plan.spare_bytes:
         return None
-    shared = plan.shards > 1 or plan.context > 1
-    if shared or plan.offload or model.prefix is not None or plan.compute == "float16":
+    together = plan.context > 1 or (plan.shards > 1 and not model.sizes.plain)
+    if together or plan.offload or model.prefix is not None or plan.compute == "float16":
         # Blocks that cannot be measured alone; in float16 what is between them changes their inputs.
         return None
     # Ranks that share products measure together and recompute the same; stages have blocks of their own.
@@ -59,7 +59,7 @@ def _cheapest(model: Decoder, plan: RunPlan, place: Place) -> dict[str, Any]:
     shape = (1, plan.micro_tokens, model.sizes.width)
     x_BTH = torch.randn(shape, dtype=model.compute or model.embed.dtype, device=device)
     x_BTH.requires_grad_(model.embed.requires_grad)
-    chain = measure_all(blocks, x_BTH, layout, table, None, None)
+    chain = measure_all(blocks, x_BTH, layout, table, None, None, around=gathered)
     model.train(training)
     model.recompute = recompute
     inputs_alone = ((),) * len(blocks)
