@@ -23,6 +23,7 @@ from glm_accelerate.assemble.model import complete
 from glm_accelerate.assemble.recipe import ModelFiles, Recipe
 from glm_accelerate.assemble.tensors import trained
 from glm_accelerate.config.schema import AdaptSection, OptimSection
+from glm_accelerate.data.pack import pieces_of
 from glm_accelerate.data.types import IGNORED, Batch, Step
 from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.memory.job import Job
@@ -61,7 +62,7 @@ def measure(job: Job, folder: Path) -> int:
 def _rank(task: Task) -> int:
     with joined() as ranks:
         job = task.job
-        place = Place(ranks, Axes(data=job.ranks // job.shards, shard=job.shards))
+        place = Place(ranks, Axes(data=job.ranks // job.shards, shard=job.shards, context=job.context))
         (Path(task.folder) / f"{ranks.rank}.json").write_text(json.dumps(_most(job, place)))
     return 0
 
@@ -194,7 +195,7 @@ def _section(job: Job) -> AdaptSection:
 
 
 def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, place: Place) -> None:
-    batches = tuple(_batch(job) for _ in range(job.passes))
+    batches = tuple(_batch(job, place) for _ in range(job.passes))
     targets = job.learnt * job.passes * job.ranks
     step = Step(1, 0, batches, (), job.pass_tokens * job.passes, targets)
     passes = WholeModel(model, device, place, offload="activations" in job.offload)
@@ -207,12 +208,19 @@ def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, 
     assert outcome.applied
 
 
-def _batch(job: Job) -> Batch:
-    """Documents of one length in one row, the last `learnt` tokens of which are learnt."""
+def _batch(job: Job, place: Place) -> Batch:
+    """Documents of one length in one row, the last `learnt` tokens of which are learnt; or this rank's pieces
+    of one document.
+    """
     random = np.random.default_rng(0)
     tokens_RT = random.integers(0, job.sizes.vocabulary, (1, job.pass_tokens))
     labels_RT = np.roll(tokens_RT, -1, 1)
     labels_RT[:, : job.pass_tokens - job.learnt] = IGNORED
+    if job.context > 1:
+        pieces = pieces_of(0, job.longest, job.context, place.samples[0] % job.context)
+        lengths = tuple(map(len, pieces))
+        assert sum(lengths) == job.pass_tokens
+        return Batch(tokens_RT, labels_RT, (lengths,), 1, job.pass_tokens, job.learnt, pieces)
     whole, rest = divmod(job.pass_tokens, job.longest)
     lengths = (job.longest,) * whole + ((rest,) if rest else ())
     return Batch(tokens_RT, labels_RT, (lengths,), len(lengths), job.pass_tokens, job.learnt)

@@ -13,14 +13,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import yaml
+from torch import Tensor
 
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pipeline import steps
-from glm_accelerate.data.types import FilePlace, Sample, Step
+from glm_accelerate.data.pack import arranged
+from glm_accelerate.data.pipeline import collate, steps
+from glm_accelerate.data.types import Batch, FilePlace, Sample, Step
+from glm_accelerate.models.layout import Layout
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
-from tests.distributed.one_process import MODELS, STEPS, same_as_one
+from tests.distributed.one_process import MODELS, STEPS, divide, model_of, same_as_one
 
 Said = dict[str, Any]
 LIMIT = 64  # tokens of a pass
@@ -96,7 +99,68 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                     partial(laid, lengths),
                     recompute,
                 )
+    isolated(Place(Ranks(rank, ranks, store), Axes(data=ranks, context=ranks)))
     leave(store, ranks)
+
+
+@torch.no_grad()
+def isolated(place: Place) -> None:
+    """Documents never see each other, cut or whole; and a cut one needs its keys and positions."""
+    lengths, ranks = (130, 20, 175, 31), place.count("data")
+    documents = [Made(lengths)[number].tokens for number in range(len(lengths))]
+    one, model = (model_of(MODELS["glm4"], "full").eval() for _ in range(2))
+    divide(model, place)
+    alone = [one.hidden(torch.from_numpy(tokens)[None].long(), whole(len(tokens)))[0] for tokens in documents]
+
+    def together(
+        documents: Sequence[np.ndarray], layout_of: Callable[[Batch], Layout] = layout_of
+    ) -> list[Tensor]:
+        """Of each document what all ranks make of it."""
+        samples = [Sample(tokens, np.ones(len(tokens), np.bool_), FilePlace("", 0)) for tokens in documents]
+        found = torch.zeros(sum(lengths), 32, dtype=torch.float64)
+        firsts = np.cumsum([0, *lengths])
+        for arrangement in arranged(lengths, "pack", LIMIT, ranks, ranks)[place.index("data")]:
+            batch = collate(arrangement, samples)
+            hidden = model.hidden(torch.from_numpy(batch.tokens_RT), layout_of(batch))[0]
+            places = [np.arange(piece.start, piece.stop) + firsts[piece.place] for piece in batch.pieces]
+            places += [np.arange(lengths[one]) + firsts[one] for row in arrangement.rows for one in row]
+            own = np.concatenate(places)
+            found[own] += hidden[: len(own)]
+        place.sum_(found, "data")
+        return list(found.split(lengths))
+
+    as_they_are = together(documents)
+    for mine, expected in zip(as_they_are, alone, strict=True):
+        torch.testing.assert_close(mine, expected)
+    for changed in range(len(documents)):
+        others = [(tokens + (number == changed)) % 96 for number, tokens in enumerate(documents)]
+        for number, (mine, before) in enumerate(zip(together(others), as_they_are, strict=True)):
+            assert torch.equal(mine, before) == (number != changed)
+    later = [tokens.copy() for tokens in documents]
+    later[2][100] += 1
+    moved = (together(later)[2] != as_they_are[2]).any(-1)
+    assert not moved[:100].any()
+    assert moved[100:].all()
+    for forgetful in (without_keys, without_positions):
+        for number, mine in enumerate(together(documents, forgetful)):
+            cut = lengths[number] > LIMIT
+            assert ((mine - alone[number]).abs().max() > 1e-3) == cut
+
+
+def whole(length: int) -> Layout:
+    return Layout.of_documents([(length,)])
+
+
+def layout_of(batch: Batch) -> Layout:
+    return Layout.of_documents(batch.documents, pieces=batch.pieces)
+
+
+def without_keys(batch: Batch) -> Layout:
+    return replace(layout_of(batch), pieces=())
+
+
+def without_positions(batch: Batch) -> Layout:
+    return replace(Layout.of_documents(batch.documents), pieces=batch.pieces)
 
 
 @pytest.mark.process

@@ -253,9 +253,14 @@ class Operators:
         """Attention of documents in a row: by our C++, by a kernel for packed rows, or one by one."""
         s = self.job.sizes
         query = self.size(s.heads * s.head_width)
-        if self.form == "native" and not prefix:
+        native = self.form == "native" and not prefix
+        if native and not self.job.gathered:
             return self._attend(q, k, v, table, back=0)
         q, k = self.rope(q, s.heads), self.rope(k, s.kv_heads)
+        if self.job.gathered:
+            k, v = self._gather(k, v)
+        if native:
+            return self._attend(q, k, v, back=0)
         if self.job.device == "cpu":
             return self._by_document(q, k, v, prefix)
         if prefix:
@@ -270,7 +275,8 @@ class Operators:
 
     @property
     def documents(self) -> int:
-        return self.job.documents or -(-self.tokens // self.job.longest)
+        pieces = 2 if self.job.gathered else 1
+        return self.job.documents or max(pieces, -(-self.tokens // self.job.longest))
 
     @property
     def _prefix_tokens(self) -> int:
@@ -281,6 +287,18 @@ class Operators:
         pairs = zip(keys_values, prefix, strict=True)
         return [self.op([x.bytes + size], [x, p], during=size, back=size)[0] for x, p in pairs]
 
+    def _gather(self, k: Value, v: Value) -> list[Value]:
+        """Keys and values of all tokens that pieces of documents see (parallel/context.py)."""
+        job = self.job
+        each = (k.bytes + v.bytes) // self.tokens
+        whole = -(-job.gathered * 2 * job.context // (2 * job.context - 1))  # tokens of these documents
+        own = -(-whole // job.context)
+        seen, wide = (job.gathered + own) * each, whole * each // self.item * max(WIDE, self.item)
+        outs = [(self.tokens + job.gathered) * x.bytes // self.tokens for x in (k, v)]
+        sent = 2 * own * each  # what is sent, and made of keys and values for that
+        during = own * each + seen + max(0, sent + whole * each - sum(outs))
+        return self.op(outs, [k, v], during=during, back=seen + wide + wide // job.context)
+
     def _attend(self, q: Value, k: Value, v: Value, *also: Held, back: int = 0) -> Value:
         """A kernel that keeps what it reads and returns, and one number a query."""
         own = self.kept(self.wide(self.job.sizes.heads))
@@ -290,11 +308,10 @@ class Operators:
         """torch's attention on a CPU: keys and values repeated for every head, short documents in float32."""
         s, query = self.job.sizes, q.bytes
         if s.heads > s.kv_heads:
-            k, v = (self.op([query], [x])[0] for x in (k, v))
+            k, v = (self.op([x.bytes // s.kv_heads * s.heads], [x])[0] for x in (k, v))
         item = WIDE if self.job.longest <= SHORT else self.item
         if item != self.item:
-            size = query // self.item * item
-            q, k, v = (self.op([size], [x])[0] for x in (q, k, v))
+            q, k, v = (self.op([x.bytes // self.item * item], [x])[0] for x in (q, k, v))
         masks: list[Held] = []
         if prefix:  # before every head's keys and values, with a mask
             k, v = self._behind(prefix, [k, v], self._prefix_tokens * s.heads * s.head_width * item)

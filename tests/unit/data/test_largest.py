@@ -42,14 +42,20 @@ def made(seed: int, count: int = 60) -> Made:
 @pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])
 @pytest.mark.parametrize("micro_tokens", [100, 512, 4096])
 @pytest.mark.parametrize(("step_samples", "step_tokens"), [(1, None), (7, None), (None, 900)])
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(("ranks", "context"), [(1, 1), (3, 1), (4, 2)])
 def test_no_pass_of_the_run_is_larger(
-    batching: str, micro_tokens: int, step_samples: int | None, step_tokens: int | None, ranks: int
+    batching: str,
+    micro_tokens: int,
+    step_samples: int | None,
+    step_tokens: int | None,
+    ranks: int,
+    context: int,
 ) -> None:
     samples = made(seed=micro_tokens + ranks)
     order = Order(samples.lengths, ((0, len(samples), 1.0),), 3, step_samples, step_tokens)
     total, position = 2 * len(order.epoch(0)) - 1, 2
     told = {"batching": batching, "micro_tokens": micro_tokens, "position": position, "total": total}
+    told["context"] = context
     found = find_largest(order, samples.targets, **told, ranks=ranks)
     passes = [
         (step.number, len(step.batches), batch)
@@ -62,11 +68,16 @@ def test_no_pass_of_the_run_is_larger(
     assert found.count == min(2, most)
     assert find_largest(order, samples.targets, **told, ranks=ranks, matter=4).count == min(4, most)
     assert found.targets >= max(batch.targets for *_, batch in passes)
+    gathered = [sum(piece.start for piece in batch.pieces) for *_, batch in passes]
+    assert found.gathered == max(gathered)
+    assert (found.gathered > 0) == (context > 1 and micro_tokens < 4096)
     after = order.steps_from(position)
     drawn = [next(after)[2] for _ in range(total - position)]
     assert found.longest == max(int(samples.lengths[each].max()) for each in drawn)
 
     rehearsed = largest_steps(samples, found)
+    seen = [sum(piece.start for piece in batch.pieces) for step in rehearsed for batch in step.batches]
+    assert max(seen) == found.gathered
     widest = max(rehearsed, key=lambda step: step.batches[0].tokens_RT.size)
     assert any(
         step.number == widest.number and batch.tokens_RT.size == found.positions

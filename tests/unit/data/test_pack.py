@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import ARRANGE, Arrangement, deal, pack
+from glm_accelerate.data.pack import ARRANGE, Arrangement, arranged, deal, pack
 from glm_accelerate.data.pipeline import collate, steps
-from glm_accelerate.data.types import IGNORED, FilePlace, Sample, Step
+from glm_accelerate.data.types import IGNORED, FilePlace, Piece, Sample, Step
 
 
 def long_tailed(count: int, seed: int) -> list[int]:
@@ -168,3 +168,47 @@ def test_ranks_hold_together_what_one_holds(batching: str, ranks: int) -> None:
         learnt = [batch.targets for share in shares for batch in share.batches]
         assert sum(learnt) == step.targets == sum(batch.targets for batch in step.batches)
         assert sum(batch.samples for share in shares for batch in share.batches) == len(step.numbers)
+
+
+@pytest.mark.parametrize("batching", ["pack", "bucket", "pad"])
+@pytest.mark.parametrize("context", [2, 3])
+def test_what_is_longer_than_a_pass_is_shared_and_all_else_whole(batching: str, context: int) -> None:
+    drawn, ranks = random.Random(context), 2 * context
+    for _ in range(100):
+        lengths = [drawn.choice((drawn.randint(1, 128), drawn.randint(129, 900))) for _ in range(12)]
+        passes = arranged(lengths, batching, 128, ranks, context)
+        pieces = [piece for own in passes for one in own for piece in one.pieces]
+        for place, length in enumerate(lengths):
+            spans = sorted((piece.start, piece.stop) for piece in pieces if piece.place == place)
+            rows = [row for own in passes for one in own for row in one.rows if place in row]
+            if length <= 128:
+                assert (spans, len(rows)) == ([], 1)
+                continue
+            assert rows == []
+            assert [start for start, _ in spans] == [0, *(stop for _, stop in spans[:-1])]
+            assert spans[-1][1] == length
+            sizes = [stop - start for start, stop in spans]
+            assert len(sizes) == 2 * context
+            assert max(sizes) - min(sizes) <= 1
+        for group in range(2):  # neighbours meet in passes of the same number
+            own = passes[group * context : (group + 1) * context]
+            met = [[[piece.place for piece in one.pieces] for one in each if one.pieces] for each in own]
+            assert met == met[:1] * context
+            for number in range(len(met[0])):
+                seen = {each[number].gathered - own[0][number].gathered for each in own}
+                assert max(map(abs, seen)) <= 2 * len(
+                    met[0][number]
+                )  # as many keys for each, but for odd ones
+        for one in (one for own in passes for one in own):
+            tokens = sum(map(len, one.pieces)) + sum(lengths[place] for row in one.rows for place in row)
+            assert tokens <= one.area
+
+
+def test_a_piece_ends_with_the_label_that_the_next_begins_with() -> None:
+    one = sample(*range(10, 19), learnt="..xxxxxxx")
+    pieces = (Piece(0, 0, 3, 9), Piece(0, 6, 9, 9))
+    batch = collate(Arrangement(((1,),), 64, pieces), [one, sample(5, 6, learnt=".x")])
+    assert batch.tokens_RT[0, :8].tolist() == [10, 11, 12, 16, 17, 18, 5, 6]
+    assert batch.labels_RT[0, :8].tolist() == [IGNORED, 12, 13, 17, 18, IGNORED, 6, IGNORED]
+    assert batch.documents == ((3, 3, 2, 56),)
+    assert (batch.samples, batch.tokens, batch.targets) == (2, 8, 5)

@@ -1,5 +1,7 @@
 """Attention by document in float16, by the house rule. The other dtypes are in test_kernels.py."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,6 +42,29 @@ def test_documents(tiles: tuple[int, ...] | None) -> None:
         out = function(*given, tiles)  # pyright: ignore[reportCallIssue]
         found.append([out.detach(), *torch.autograd.grad(out, given, slope.to(dtype))])
     judged(*found)
+
+
+def by_definition(
+    q_SND: Tensor, k_SKD: Tensor, v_SKD: Tensor, lengths: Sequence[int], keys: Sequence[int]
+) -> Tensor:
+    """Each document's queries are the last of as many as it has keys."""
+    parts: list[Tensor] = []
+    for q, k, v in zip(q_SND.split(lengths), k_SKD.split(keys), v_SKD.split(keys), strict=True):
+        whole = torch.cat((q.new_zeros(len(k) - len(q), *q.shape[1:]), q))
+        parts.append(attention_reference(whole[None], k[None], v[None], None)[0, -len(q) :])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("lengths", "keys"), [((3, 1, 9), (5, 7, 9)), ((300, 20), (310, 20))])
+def test_pieces_see_the_keys_before_them(lengths: tuple[int, ...], keys: tuple[int, ...]) -> None:
+    """Of more queries than one mask is made for, too."""
+    q, slope = drawn(sum(lengths), 6, 16, seed=0), drawn(1, sum(lengths), 6, 16, seed=9)
+    given = [x.requires_grad_() for x in (q, *(drawn(sum(keys), 2, 16, seed=seed) for seed in (1, 2)))]
+    mine = attention(*(x[None] for x in given), lengths, None, keys)
+    exact = by_definition(*given, lengths, keys)[None]
+    torch.testing.assert_close(mine, exact)
+    for own, true in zip(*(torch.autograd.grad(out, given, slope) for out in (mine, exact)), strict=True):
+        torch.testing.assert_close(own, true)
 
 
 def test_prefix() -> None:

@@ -22,6 +22,7 @@ from glm_accelerate.models import attention as models_attention
 from glm_accelerate.models.adapt import add_prefix
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.models.weights import load_model
+from tests.unit.kernels.test_attention import by_definition
 
 CPU = torch.device("cpu")
 TILES = [(41,), (1, 30, 2, 8), (20, 21), (5, 0, 7)]
@@ -84,6 +85,13 @@ def test_documents_never_see_each_other(path: str, tiles: tuple[int, ...]) -> No
     q, k, v = packed(sum(tiles))
     out = ours.varlen_attention(path, q, k, v, ours.Documents.of(tiles, CPU))
     assert torch.allclose(out[None], attention_reference(q[None], k[None], v[None], tiles))
+
+
+def test_the_keys_of_other_ranks_stand_before_a_piece(path: str) -> None:
+    lengths, keys = (4, 1, 6), (9, 30, 6)
+    (q, _, _), (_, k, v) = packed(11), packed(45)
+    out = ours.varlen_attention(path, q, k, v, ours.Documents.of(lengths, CPU, keys))
+    assert torch.allclose(out, by_definition(q, k, v, lengths, keys))
 
 
 def test_a_prefix_stands_before_every_document(path: str) -> None:

@@ -21,6 +21,7 @@ from glm_accelerate.kernels.linear_cross_entropy import (
     linear_cross_entropy_reference,
 )
 from glm_accelerate.kernels.native import build
+from tests.unit.kernels.test_attention import by_definition
 
 here = pytest.mark.skipif(build.lacking() is not None, reason=f"no native operators: {build.lacking()}")
 
@@ -78,6 +79,21 @@ def test_attention(lengths: tuple[int, ...], heads: int, keys: int, width: int, 
         return attention_reference(q, k, v[None], lengths)[0]
 
     shapes = ((S, heads, width), (S, keys, width), (S, keys, width))
+    judge(mine, plain, [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)])
+
+
+@here
+@pytest.mark.parametrize(("lengths", "keys"), [((3, 1, 90), (5, 700, 90)), ((300, 64, 20), (613, 65, 20))])
+def test_attention_of_pieces(lengths: tuple[int, ...], keys: tuple[int, ...]) -> None:
+    """Keys of other ranks stand before a document's own, turned already."""
+
+    def mine(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rotary_attention(q, k, v, torch.empty(len(q), 0, 2), lengths, keys).view_as(q)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return by_definition(q, k, v, lengths, keys)
+
+    shapes = ((sum(lengths), 6, 64), (sum(keys), 2, 64), (sum(keys), 2, 64))
     judge(mine, plain, [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)])
 
 

@@ -43,6 +43,9 @@ NATIVE = {
 }
 
 
+SHARED = replace(EAGER, ranks=2, context=2, pass_tokens=640, longest=1280, gathered=960)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Generator[None]:
     """C++ keeps sums for each thread."""
@@ -89,6 +92,23 @@ def test_divided_among_more_ranks_each_needs_less(method: str, sizes: Sizes) -> 
 def test_with_a_copy_a_rank_no_adapter_needs_more_than_alone(sizes: Sizes) -> None:
     job = replace(EAGER, sizes=sizes)
     assert {estimate(replace(job, ranks=n)).peak for n in (1, 2, 8)} == {estimate(job).peak}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(SHARED, id="eager"),
+        pytest.param(replace(SHARED, recompute="blocks"), id="blocks"),
+        pytest.param(
+            replace(SHARED, form="native"),
+            id="native",
+            marks=pytest.mark.skipif(lacking() is not None, reason=str(lacking())),
+        ),
+    ],
+)
+def test_predicted_is_measured_where_ranks_share_a_document(job: Job, tmp_path: Path) -> None:
+    assert estimate(job).allocated == pytest.approx(measure(job, tmp_path), rel=0.05)
 
 
 def test_nine_billion_weights_take_what_is_published() -> None:
