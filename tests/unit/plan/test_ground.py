@@ -1,13 +1,16 @@
-"""What a plan is made for, where ranks share every product or have other layers."""
+"""What a plan is made for, where ranks share every product or long documents, or have other layers."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.pack import aligned
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.parallel.place import Axes
 from glm_accelerate.plan.ground import Ground, ground_of
@@ -84,4 +87,57 @@ def test_what_cannot_be_staged_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(why)) as refused:
         plan_and_weigh(override(config, [f"parallel.pipeline={pipeline}", more]), ground(config, ranks))
+    assert refused.value.cure
+
+
+@pytest.fixture
+def long(config: RunConfig, tmp_path: Path) -> RunConfig:
+    """One sample is longer than a pass of its own accord."""
+    file = tmp_path / "train.jsonl"
+    messages = [
+        {"role": "user", "content": "Say in German: red"},
+        {"role": "assistant", "content": " ".join(["rot"] * 5000)},
+    ]
+    file.write_text(file.read_text(encoding="utf-8") + json.dumps({"messages": messages}) + "\n")
+    return override(config, ["data.max_tokens=16384", "adapt.method=lora"])
+
+
+def test_a_document_that_ranks_share_needs_less_and_the_plan_says_what_fits(long: RunConfig) -> None:
+    here = ground(long, 4)
+    whole, _ = plan_and_weigh(long, here)
+    plan, weighed = plan_and_weigh(override(long, ["parallel.context=4"]), here)
+    longest, job = int(here.inputs.train.lengths.max()), weighed.found.setting.job
+    assert whole.micro_tokens == aligned(longest) > 2 * plan.micro_tokens
+    assert (plan.context, plan.micro_tokens, job.ranks, job.context) == (4, aligned(-(-longest // 4)), 4, 4)
+    assert Axes.of(plan) == Axes(data=4, context=4)
+    assert job.gathered == pytest.approx(longest * 7 / 8, abs=8)
+    assert plan.evaluate_where == "inline"
+    assert whole.memory is not None
+    assert plan.memory is not None
+    assert plan.memory.needed < whole.memory.needed
+    said = next(reason for reason in plan.reasons if reason.name == "context")
+    assert f"up to {4 * plan.micro_tokens:,} tokens fit" in said.why
+
+
+@pytest.mark.parametrize(
+    ("ranks", "context", "more", "why"),
+    [
+        (4, 3, "optim.clip=1", "parallel.context is 3, which does not divide 4 ranks"),
+        (4, 4, "parallel.tensor=2", "parallel.context is 4, which does not divide 2 ranks"),
+        (4, 4, "parallel.pipeline=2", "parallel.context is 4, which does not divide 2 ranks"),
+        (2, 2, "adapt.method=prefix", "adapt.method=prefix cannot go with parallel.context"),
+        (2, 2, "precision.compute=float16", "precision.compute=float16 cannot go with parallel.context"),
+        (
+            2,
+            2,
+            "memory.offload=[activations]",
+            "memory.offload=[activations] cannot go with parallel.context",
+        ),
+    ],
+)
+def test_what_cannot_share_documents_is_refused(
+    config: RunConfig, ranks: int, context: int, more: str, why: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(why)) as refused:
+        plan_and_weigh(override(config, [f"parallel.context={context}", more]), ground(config, ranks))
     assert refused.value.cure
