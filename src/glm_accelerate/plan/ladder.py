@@ -54,8 +54,10 @@ class Ladder:
 
     def __init__(self, load: Load, speed: Speed, room: int, micro_tokens: int) -> None:
         self.load, self.work, self.speed, self.room = load, load.work(), speed, room
-        self._largest, self._estimate = cache(load.largest), cache(estimate)
-        self._padding = cache(lambda batching, ranks: load.padding(batching, micro_tokens, ranks))
+        self._loads = cache(lambda context: replace(load, context=context))
+        self._largest = cache(lambda context, *told: self._loads(context).largest(*told))
+        self._padding = cache(lambda context, *told: self._loads(context).padding(*told))
+        self._micro_tokens, self._estimate = micro_tokens, cache(estimate)
 
     def cheapest(self, setting: Setting, levers: Sequence[Lever], most: int = DEVICES) -> PlannedRun | None:
         """What fits in the lowest tier up to `most`; None if nothing does."""
@@ -141,8 +143,8 @@ class Ladder:
         """Under these options, with its passes laid out."""
         for option in options:
             setting = option.apply(setting)
-        matter = max(2, len(setting.job.stages))
-        found = self._largest(setting.batching, setting.micro_tokens, setting.job.ranks, matter)
+        matter, ranks, context = max(2, len(setting.job.stages)), setting.job.ranks, setting.job.context
+        found = self._largest(context, setting.batching, setting.micro_tokens, ranks, matter)
         job = replace(
             setting.job,
             pass_tokens=found.positions,
@@ -154,7 +156,7 @@ class Ladder:
         return replace(setting, job=job)
 
     def _seconds(self, setting: Setting) -> float:
-        padding = self._padding(setting.batching, setting.job.ranks)
+        padding = self._padding(setting.job.context, setting.batching, self._micro_tokens, setting.job.ranks)
         return run_seconds(setting.job, self.work, self.speed, padding)
 
     def _about(self, setting: Setting, options: Sequence[Option]) -> float:

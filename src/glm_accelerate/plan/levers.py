@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.pack import aligned, longest_share
 from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.runtime.errors import UserError
 
 ITSELF, TIME, ROUNDING, METHOD, BASE, OFFLOAD, DEVICES = range(7)
+SHORT_PASS = 2048  # tokens: a device computes no faster with more, and no document is worth sharing
 MOST_TIMES = (2, 4, 8)  # as many devices
 
 
@@ -45,7 +47,8 @@ def levers(config: RunConfig, setting: Setting, longest: int) -> tuple[Lever, ..
     found = (
         _batching(setting),
         _recompute(config),
-        _micro_tokens(config, setting, longest),
+        _micro_tokens(config, setting, aligned(longest_share(longest, setting.job.context))),
+        _context(config, setting, longest),
         _optimizer(setting),
         _fused(config, setting),
         _method(config, setting),
@@ -195,6 +198,22 @@ def _micro_tokens(config: RunConfig, setting: Setting, longest: int) -> Lever:
         return Option(lambda now: replace(now, micro_tokens=size), typed, ITSELF if own else TIME, why)
 
     return tuple(map(option, [setting.micro_tokens, *sizes] if own else sizes))
+
+
+def _context(config: RunConfig, setting: Setting, longest: int) -> Lever:
+    """So many of the ranks share the longest documents: passes need no longer hold one."""
+    job, own = setting.job, config.train.micro_tokens == "auto"
+
+    def option(ranks: int) -> Option:
+        share = aligned(longest_share(longest, ranks)) if own else setting.micro_tokens
+        apply = _with_job(lambda job: replace(job, context=ranks))
+        typed, why = (f"parallel.context={ranks}",), "ranks share the longest documents"
+        return Option(
+            lambda now: replace(apply(now), micro_tokens=min(now.micro_tokens, share)), typed, TIME, why
+        )
+
+    divide = (ranks for ranks in range(job.context + 1, job.ranks + 1) if job.ranks % ranks == 0)
+    return tuple(map(option, divide)) if longest > SHORT_PASS else ()
 
 
 def _optimizer(setting: Setting) -> Lever:

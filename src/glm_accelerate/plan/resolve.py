@@ -323,7 +323,7 @@ def _micro_tokens(config: RunConfig, ground: Ground) -> tuple[int, str]:
     context, longest = _context(config, ground), int(ground.inputs.train.lengths.max())
     if config.train.micro_tokens != "auto":
         return config.train.micro_tokens, "the config"
-    longest = aligned(longest_share(longest, context) if context > 1 else longest)
+    longest = aligned(longest_share(longest, context))
     wanted = 8192 if ground.hardware.memory_bytes > 40 * 2**30 else 4096
     if ground.hardware.device == "cpu":
         wanted = 2048

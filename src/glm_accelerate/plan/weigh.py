@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.pack import aligned
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.plan.cost import Speed, layer_costs, run_flops
 from glm_accelerate.plan.ground import Ground, Load
@@ -78,7 +79,7 @@ def weigh(
     """The fastest that fits of the settings that the config leaves open; if none does, the smallest."""
     room, why = _room(config, hardware, setting.job.processes)
     ladder = Ladder(load, speed or STAND_IN, room, setting.micro_tokens)
-    every = levers(config, setting, load.longest)
+    every = levers(config, setting, aligned(int(load.order.lengths.max())))
     own = [up_to(lever, ITSELF) for lever in every]
     found = ladder.judge(setting, [lever[0] for lever in own])  # the least effort is the fastest
     if found.needed > room:

@@ -16,6 +16,7 @@ from glm_accelerate.parallel.place import Axes
 from glm_accelerate.plan.ground import Ground, ground_of
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import plan_and_weigh
+from glm_accelerate.plan.weigh import advise
 from glm_accelerate.runtime.errors import UserError
 
 
@@ -106,6 +107,7 @@ def test_a_document_that_ranks_share_needs_less_and_the_plan_says_what_fits(long
     here = ground(long, 4)
     whole, _ = plan_and_weigh(long, here)
     plan, weighed = plan_and_weigh(override(long, ["parallel.context=4"]), here)
+    shared, _ = plan_and_weigh(override(long, ["parallel.context=4", "memory.recompute=blocks"]), here)
     longest, job = int(here.inputs.train.lengths.max()), weighed.found.setting.job
     assert whole.micro_tokens == aligned(longest) > 2 * plan.micro_tokens
     assert (plan.context, plan.micro_tokens, job.ranks, job.context) == (4, aligned(-(-longest // 4)), 4, 4)
@@ -115,6 +117,10 @@ def test_a_document_that_ranks_share_needs_less_and_the_plan_says_what_fits(long
     assert whole.memory is not None
     assert plan.memory is not None
     assert plan.memory.needed < whole.memory.needed
+    assert shared.memory is not None
+    limit = f"memory.limit={(shared.memory.needed + (1 << 20)) >> 20}MiB"
+    _, tight = plan_and_weigh(override(long, [limit]), here)
+    assert "parallel.context=4" in (advise(tight).overrides or ())
     said = next(reason for reason in plan.reasons if reason.name == "context")
     assert f"up to {4 * plan.micro_tokens:,} tokens fit" in said.why
 
