@@ -144,9 +144,14 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., Wa
     started: list[Warm] = []
 
     def do(
-        *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, group: bool = False
+        *words: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        group: bool = False,
+        other: Mapping[str, float] | None = None,
     ) -> Warm:
-        place = Place(tmp_path_factory.mktemp("warm"), cwd or Path.cwd(), dict(env or os.environ), group)
+        output, room = tmp_path_factory.mktemp("warm"), dict(env or os.environ)
+        place = Place(output, cwd or Path.cwd(), room, group, dict(other or {}))
         started.append(start(words, place))
         return started[-1]
 

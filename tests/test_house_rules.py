@@ -297,6 +297,7 @@ def test_names_in_shared_folders_are_never_predictable() -> None:
 # Who may hold what unpickles or listens, and why it is none that a stranger can reach.
 CONNECTIONS = {
     "parallel/launch.py": "starts ranks, over pipes of its own",
+    "parallel/seats.py": "waits until something comes, and reads it as JSON",
     "evaluate/measuring/grade.py": "a scorer started by us, over a socket pair",
     "data/workers.py": "workers started by us, over a socket pair",
     "training/probe.py": "copies of itself: they wait for each other and send nothing",

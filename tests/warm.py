@@ -23,6 +23,7 @@ LOADED = [
     "glm_accelerate.checkpoint.checkpointer",
     "glm_accelerate.cli.main",
     "glm_accelerate.cli.train",
+    "glm_accelerate.parallel.launch",
     "glm_accelerate.training.run",
     "torch.distributed.checkpoint",
     "torch._dynamo",
@@ -90,12 +91,15 @@ class Warm:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command runs; `group`: as the first process of a group of its own."""
+    """Where a command runs; `group`: as the first process of a group of its own. `other`: what constants of
+    modules are there.
+    """
 
     output: Path
     cwd: Path
     env: Mapping[str, str]
     group: bool
+    other: Mapping[str, float]
 
 
 def start(words: tuple[str, ...], place: Place) -> Warm:
@@ -116,6 +120,10 @@ def _be_command(words: tuple[str, ...], place: Place) -> None:
     os.environ.update(place.env)
     tempfile.tempdir = None  # a module may have asked for it while it was loaded
     sys.argv = ["glm-accelerate", *words]
+    for name, value in place.other.items():
+        module, _, constant = name.rpartition(".")
+        assert getattr(sys.modules[module], constant) is not None
+        setattr(sys.modules[module], constant, value)
     from glm_accelerate.cli.main import main
 
     sys.exit(main())

@@ -7,14 +7,14 @@ import argparse
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import starmap
 from typing import TYPE_CHECKING, Literal
 
 from glm_accelerate.cli import options
-from glm_accelerate.runtime.env import compiler, visible_devices
+from glm_accelerate.runtime.env import compiler, named_interfaces, visible_devices
 from glm_accelerate.runtime.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
         text = "not in hardware: float16 takes its place"
         yield Finding("note", "bfloat16", text, "a GPU from Ampere on has it")
     yield cpp()
+    yield listeners(named_interfaces())
     for requirement in requires("glm-accelerate") or ():
         if (named := EXTRA.fullmatch(requirement)) and named[3] in EXTRAS:
             yield extra(named[3], named[1], named[2])
@@ -183,6 +184,20 @@ def cpp() -> Finding:
     if path is None:
         return Finding("note", "C++ compiler", "none: nothing is compiled", "apt-get install g++")
     return Finding("good", "C++ compiler", path)
+
+
+def listeners(named: Mapping[str, str]) -> Finding:
+    """What listens while ranks train, and for whom. `named`: interfaces that the user's variables name."""
+    if not named:
+        text = (
+            "nothing beyond this machine (--nproc); across machines (--nnodes), launchers, ranks and gloo or "
+        )
+        return Finding(
+            "good", "listens", f"{text}NCCL on the interface that reaches HOST, without a password"
+        )
+    where = ", ".join(f"{name}={value}" for name, value in named.items())
+    cure = f"unset {' '.join(named)} to keep ranks of one machine to themselves"
+    return Finding("note", "listens", f"ranks, without a password, as {where} says", cure)
 
 
 def _holders() -> list[str]:

@@ -1,5 +1,5 @@
-"""`train CONFIG`: train, or go on where the run stopped; with `--nproc N` in N processes on this machine, of
-which only the first prints.
+"""`train CONFIG`: train, or go on where the run stopped; with `--nproc N` in N processes on this machine, and
+with `--nnodes` together with other machines. Only the first process prints.
 """
 
 import argparse
@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import main, options
-from glm_accelerate.runtime.env import launched
+from glm_accelerate.runtime.env import given_rendezvous, launched
 from glm_accelerate.runtime.errors import STOPPED_AT_ONCE, ExitCode, UserError
 from glm_accelerate.training.mismatch import EVERY
 from glm_accelerate.training.stop import stopping_at_once
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import Console
+
+    from glm_accelerate.config.schema import RunConfig
+    from glm_accelerate.parallel.seats import Several
 
 HELP = "Train as a config says. Run the same command again to go on where it stopped."
 
@@ -34,6 +38,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nproc", type=int, default=1, metavar="N", help="processes on this machine, one a device (1)"
+    )
+    parser.add_argument(
+        "--nnodes", metavar="N|MIN:MAX", help="machines on which this command is typed (1); as many as come"
+    )
+    parser.add_argument(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="where they meet: an address of one of them, the same on all (MASTER_ADDR:MASTER_PORT)",
     )
     parser.add_argument(
         "--resume", default="auto", metavar="auto|never|STEP|PATH", help="where to go on (auto)"
@@ -82,9 +94,11 @@ def _train(args: argparse.Namespace) -> int:
         raise UserError(f"--accept {strange.pop()}: no such thing", cure=f"one of {', '.join(sorted(EVERY))}")
     config = options.config_from(args)  # its mistakes are shown before torch is loaded
     directory = args.run or Path("runs") / options.config_name(args)
-    if args.nproc > 1:
+    several = _several(args, config)
+    if args.nproc > 1 or several is not None:
         ranks, args.run, args.nproc = args.nproc, directory, 1
-        return _start_ranks(args, ranks)
+        args.nnodes = args.rendezvous = None
+        return _start_ranks(args, ranks, several)
 
     from rich.console import Console
 
@@ -133,7 +147,35 @@ def _show_changes(rows: "Iterable[tuple[object, ...]]", console: "Console") -> N
     console.print(table)
 
 
-def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
+def _several(args: argparse.Namespace, config: "RunConfig") -> "Several | None":
+    """How this machine takes part in a job of several; None if it is the only one."""
+    if args.nnodes is None:
+        if args.rendezvous is not None:
+            raise UserError(
+                "--rendezvous without --nnodes", cure="--nnodes 2, or as many machines as there are"
+            )
+        return None
+    least, colon, most = str(args.nnodes).partition(":")
+    if not (least.isdecimal() and (most.isdecimal() or not colon) and 1 <= int(least) <= int(most or least)):
+        raise UserError(
+            f"--nnodes is {args.nnodes!r}, expected N or MIN:MAX", cure="--nnodes 2 or --nnodes 2:4"
+        )
+    where = args.rendezvous or given_rendezvous()
+    if where is None:
+        raise UserError(
+            "--nnodes needs a place where they meet", cure="--rendezvous HOST:PORT, the same on all"
+        )
+    from glm_accelerate.parallel.alike import facts_of
+    from glm_accelerate.parallel.nodes import Terms
+    from glm_accelerate.parallel.seats import Several
+    from glm_accelerate.parallel.wire import Endpoint
+
+    sizes = [size for size in config.parallel.model_dump().values() if isinstance(size, int)]
+    terms = Terms(int(least), int(most or least), prod(sizes))
+    return Several(Endpoint.of(where), terms, facts_of(config))
+
+
+def _start_ranks(args: argparse.Namespace, ranks: int, several: "Several | None") -> int:
     """The exit code of all ranks together."""
     from glm_accelerate.checkpoint.find import published
     from glm_accelerate.checkpoint.format import step_of
@@ -147,7 +189,7 @@ def _start_ranks(args: argparse.Namespace, ranks: int) -> int:
         for name in ("glm_accelerate.training.run", *LIBRARIES):
             import_module(name)
 
-    return launch(one_rank, args, ranks, saved, ExitCode.USERS_INPUT, load)
+    return launch(one_rank, args, ranks, saved, ExitCode.USERS_INPUT, load, several)
 
 
 def one_rank(args: argparse.Namespace) -> int:

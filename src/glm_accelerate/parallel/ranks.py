@@ -115,8 +115,14 @@ def joined() -> Generator[Ranks, None, None]:
         if job.meeting is not None:
             meeting: Store = FileStore(job.meeting, -1)  # our own launcher's file
         else:  # torchrun's store where it has one, else the first rank's
-            serves = job.rank == 0 and not job.agent_store
-            meeting = TCPStore(job.address, job.port, job.count, is_master=serves, timeout=MEETING)
+            meeting = TCPStore(
+                job.address,
+                job.port,
+                job.count,
+                is_master=job.rank == 0 and not job.agent_store,
+                timeout=MEETING,
+                master_listen_fd=job.listener,
+            )
         store = PrefixStore(f"start-{job.restart}", meeting)
         dist.init_process_group(
             device.collectives,

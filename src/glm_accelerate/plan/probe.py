@@ -117,7 +117,7 @@ def _measure(
     small, work = short(job, slow)
     tensors = estimate(small).allocated
     place = launched()
-    together = job.processes if place is None or place.meeting is not None else 1  # by our own launcher
+    together = job.processes if place is None else place.here
     if small.offload or 2 * tensors * together > free:
         return None
     parts = absolute(config).model_dump(mode="json", include=PARTS, exclude={"optim": RATES})

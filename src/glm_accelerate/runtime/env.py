@@ -5,6 +5,7 @@ Nothing else reads `os.environ`, so everything that can silently change a run is
 
 import math
 import os
+import platform
 import sys
 import tempfile
 from contextlib import suppress
@@ -28,9 +29,11 @@ class Launched:
     rank: int
     count: int
     local: int  # among the processes of this machine
+    here: int  # how many these are, as far as the launcher says
     address: str  # where all of them meet ...
     port: int
-    meeting: str | None  # ... or the file in which they do, if our own launcher started them
+    meeting: str | None  # ... or the file in which they do, if our own launcher started them on one machine
+    listener: int | None  # the socket of the first one, if our own launcher has opened it
     restart: int  # how often the launcher has started it again
     job: str  # the launcher's name for all its attempts together
     agent_store: bool  # whether the launcher serves the meeting point itself
@@ -45,30 +48,65 @@ def launched() -> Launched | None:
     rank = _number("RANK", 0, count)
     if meeting is None and not os.environ.get("MASTER_ADDR"):
         raise UserError("MASTER_ADDR is not set, but RANK is", cure=ALONE)
-    own = meeting is not None
+    own, listener = signs is not None, os.environ.get("GLM_ACCELERATE_LISTENER")
     return Launched(
         rank=rank,
         count=count,
         local=_number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else 0,
-        address="" if own else os.environ["MASTER_ADDR"],
-        port=0 if own else _number("MASTER_PORT", 1, 1 << 16),
+        here=_number("LOCAL_WORLD_SIZE", 1) if "LOCAL_WORLD_SIZE" in os.environ else 1,
+        address="" if meeting is not None else os.environ["MASTER_ADDR"],
+        port=0 if meeting is not None else _number("MASTER_PORT", 1, 1 << 16),
         meeting=meeting,
+        listener=int(listener) if listener else None,
         restart=0 if own else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        job=signs.name if own and signs is not None else os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        job=signs.name if signs is not None else os.environ.get("TORCHELASTIC_RUN_ID", ""),
         agent_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
-def take_place(rank: int, count: int, meeting: str) -> None:
-    """Take a place among the processes that our launcher has started on this machine."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-    os.environ["GLM_ACCELERATE_MEETING"] = meeting
+def take_place(rank: int, count: int, local: int, here: int) -> None:
+    """Take a place among the processes that our launcher has started: of `count`, `here` on this machine."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(here)}
 
 
-def stay_on_loopback() -> None:
-    """Have gloo and NCCL of our ranks listen to this machine only, unless an interface is named."""
+def meet_in(file: str) -> None:
+    """Have this process meet the others in a file."""
+    os.environ["GLM_ACCELERATE_MEETING"] = file
+
+
+def meet_at(address: str, port: int, listener: int | None) -> None:
+    """Have this process meet the others at an address, where it listens itself if it has the socket."""
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    if listener is not None:
+        os.environ["GLM_ACCELERATE_LISTENER"] = str(listener)
+
+
+def given_rendezvous() -> str | None:
+    """HOST:PORT as a scheduler gives them: for a launcher a node (Kubeflow), or for ranks."""
+    for prefix in ("PET_", ""):
+        host, port = (os.environ.get(f"{prefix}MASTER_{name}") for name in ("ADDR", "PORT"))
+        if host and port:
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return None
+
+
+def node_name() -> str:
+    """What this machine is called among those of a job: GLM_ACCELERATE_NODE, else its host's name."""
+    return os.environ.get("GLM_ACCELERATE_NODE") or platform.node() or "unknown"
+
+
+def listen_on(interface: str | None) -> None:
+    """Have gloo and NCCL of our ranks listen on one interface only, unless the user has named another."""
     for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        if interface is not None:
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+
+
+def named_interfaces() -> dict[str, str]:
+    """The interfaces that a user has named for ranks, by variable."""
+    names = [f"{library}_SOCKET_IFNAME" for library in ("GLOO", "NCCL")]
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def expanded(path: str | Path) -> Path:
@@ -201,6 +239,13 @@ def quiet_profiler() -> None:
     use.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def quiet_store() -> None:
+    """torch warns at length, with addresses of its code, when the store of ranks is gone with the first one,
+    unless TORCH_CPP_LOG_LEVEL is set. Before torch loads.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def share_signs(folder: Path) -> None:

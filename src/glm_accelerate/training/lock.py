@@ -6,38 +6,50 @@ import fcntl
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from glm_accelerate.checkpoint.format import FOLDER
+from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 
-OWN_FILES = ("lock", "run_id", "config.yaml", "plan.json", "events.jsonl", "evals.jsonl")
+LOCK = "lock"
+PATIENCE = 30.0  # seconds that a job of several nodes waits for its own earlier ranks to end
+OWN_FILES = (LOCK, "run_id", "config.yaml", "plan.json", "events.jsonl", "evals.jsonl")
 
 
 @contextmanager
 def only_trainer(run: Path) -> Generator[None, None, None]:
     """Holds the run directory; a UserError names who holds it already."""
-    descriptor = os.open(run / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
-            raise UserError(
-                f"{holder} is training here",
-                where=run,
-                cure="wait for it, or name another directory with --run",
-            ) from error
+        place = launched()
+        ends = time.monotonic() + (PATIENCE if place is not None and place.listener is not None else 0.0)
+        while not _locked(descriptor):
+            if time.monotonic() >= ends:
+                holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+                cure = "wait for it, or name another directory with --run"
+                raise UserError(f"{holder} is training here", where=run, cure=cure)
+            time.sleep(0.2)
         now = datetime.now(UTC)
         holder = f"process {os.getpid()} on {socket.gethostname()}, since {now:%Y-%m-%d %H:%M:%S} UTC,"
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)
+        os.fsync(descriptor)  # other nodes read it
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def make_ready(run: Path) -> bool:
@@ -74,8 +86,8 @@ def _left_only_if_begun(run: Path) -> Generator[None]:
         yield
     except UserError:
         with suppress(OSError):  # it is gone, or there is a checkpoint
-            if sorted(path.name for path in run.iterdir()) == [FOLDER, "lock"]:
+            if sorted(path.name for path in run.iterdir()) == [FOLDER, LOCK]:
                 (run / FOLDER).rmdir()
-                (run / "lock").unlink()
+                (run / LOCK).unlink()
                 run.rmdir()
         raise

@@ -26,6 +26,7 @@ from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.observe.events import last_attempt
 from glm_accelerate.observe.sinks import require_packages
+from glm_accelerate.parallel.alike import facts_of, model_digest, require_alike, require_shared
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.ground import Ground
@@ -38,6 +39,7 @@ from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import write_text
 from glm_accelerate.training.directory import StartChoice, check_config, choose_start, give_up_after
+from glm_accelerate.training.lock import LOCK
 from glm_accelerate.training.mismatch import check
 
 RUN_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -101,6 +103,8 @@ def settle(
     on_read: Callable[[str, int, int], None] | None,
 ) -> Settled:
     """The first rank looks and decides; what it prepares the others find ready. The run is not touched."""
+    require_alike(ranks, facts_of(config))
+    require_shared(ranks, directory / LOCK)
     config = absolute(config)
     choice, attempt, run_id, source = _begin(config, directory, start, ranks)
     metric_names(config.evaluate.metrics)  # what cannot be computed is refused now ...
@@ -113,9 +117,8 @@ def settle(
         ranks.decide(lambda: weight_files(model_dir) and None)
     ranks.doing.phase = "preparing data"
     mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).damages)
-    job = launched()
-    first_here = job is not None and job.local == 0 and not ranks.first  # on a machine with its own cache
-    inputs = open_inputs(config.data, model_dir, check=first_here)
+    inputs = open_inputs(config.data, model_dir, check=_first_of_another_machine(ranks))
+    require_alike(ranks, {"data": inputs.train.fingerprint, "model": model_digest(model_dir)})
     if source is not None and not choice.paths:
         ranks.decide(lambda: _require_alike(source, model_dir, inputs))
 
@@ -152,6 +155,12 @@ def settle(
         mended,
         source,
     )
+
+
+def _first_of_another_machine(ranks: Ranks) -> bool:
+    """Whether this rank alone looks into a machine's own cache."""
+    job = launched()
+    return job is not None and job.local == 0 and not ranks.first
 
 
 def take_effect(settled: Settled, position: int) -> list[str]:

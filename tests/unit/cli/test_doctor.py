@@ -50,6 +50,16 @@ def test_who_holds_the_memory() -> None:
     assert memory(replace(CPU, free_bytes=1), []).state == "good"
 
 
+def test_what_listens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    assert {one.name: one.state for one in examine(CPU, [])}["listens"] == "good"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    finding = next(one for one in examine(CPU, []) if one.name == "listens")
+    assert finding.text == "ranks, without a password, as GLOO_SOCKET_IFNAME=eth1 says"
+    assert finding.cure == "unset GLOO_SOCKET_IFNAME to keep ranks of one machine to themselves"
+
+
 def test_every_finding_that_is_not_good_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
