@@ -99,6 +99,8 @@ def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int
     held = [hidden(each, around) for each in others]
     forward_backward(Operators(job, tape), around)
     held.clear()
+    for each in others:
+        each.tape.nodes.clear()  # which know it: else they would go when Python next looks for circles
     if divided is not None:
         divided.end()
     return 0 if waiting is None else waiting.most

@@ -2,13 +2,14 @@
 needs most needs. Where no layout fits, the least change of method or base that one fits with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.largest import Largest
+from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import WIDE, Weight, moments, weights_of
 from glm_accelerate.models.sizes import Sizes
@@ -104,7 +105,8 @@ class _Search:
         self.cluster, self.room = cluster, room
         self.job, self.work = replace(setting.job, tensor=1, shards=1, stages=()), load.work()
         self.refused: dict[str, None] = {}
-        self._about, self.timed = cache(about), cache(self._timed)
+        estimated = cache(estimate)
+        self._about, self.timed = cache(lambda job: about(job, estimated)), cache(self._timed)
         self._padding, self._largest = cache(self._padded), cache(self._found)
 
     def task(self, padding: float = 1.0) -> Task:
@@ -122,11 +124,13 @@ class _Search:
     def _found(self, micro_tokens: int, ranks: int, context: int, matter: int) -> Largest:
         return self.sharing(context).largest(self.setting.batching, micro_tokens, ranks, matter)
 
-    def _timed(self, layout: RankLayout) -> StepTime:
+    def _timed(
+        self, layout: RankLayout, fits: Callable[[int, int, int], bool] = lambda stage, start, stop: True
+    ) -> StepTime:
         """Ranks wait for the one with the most, so all compute as much."""
         ranks = layout.samplers * layout.context
         task = self.task(self._padding(layout.micro_tokens, ranks, layout.context))
-        return step_time(task, layout, self.cluster.machines)
+        return step_time(task, layout, self.cluster.machines, fits=fits)
 
     def weigh(self, layout: RankLayout) -> WeighedLayout:
         time = self.timed(layout)
@@ -168,14 +172,33 @@ class _Search:
         if refusal is not None:
             self.refused[str(refusal)] = None
             return None
-        smallest: WeighedLayout | None = None
+        found: list[WeighedLayout] = []
         for layout in sorted(self.variants(division), key=lambda one: self.timed(one).seconds):
-            found = self.weigh(layout)
-            if found.fits:
-                return self.spared(found)
-            if smallest is None or found.needed < smallest.needed:
-                smallest = found
-        return smallest
+            found.append(self.weigh(layout))
+            if found[-1].fits:
+                break
+            found += filter(None, [self.recut(found[-1])])
+        fitting = [one for one in found if one.fits]
+        if fitting:
+            return self.spared(min(fitting, key=lambda one: one.time.seconds))
+        return min(found, key=lambda one: one.needed)
+
+    def recut(self, found: WeighedLayout) -> WeighedLayout | None:
+        """With stages that fit, if any do: those with much besides layers have fewer of them."""
+        count = found.layout.pipeline
+        job = self._job(found.layout, found.time.stages)
+        own = [self._about(one) for one in job.of_stages()]
+        if count == 1 or sum(own) > count * self.room:
+            return None
+
+        def fits(stage: int, start: int, stop: int) -> bool:
+            return self._about(job.of_stage(stage, count, stop - start)) <= self.room
+
+        try:
+            time = self._timed(found.layout, fits)
+        except ValueError:
+            return None
+        return replace(found, time=time, needed=self._bytes(found.layout, time.stages))
 
     def spared(self, found: WeighedLayout) -> WeighedLayout:
         """With no more recomputation than it must, where the plan can choose that: in whole models."""
@@ -234,7 +257,7 @@ class _Search:
     def _bytes(self, layout: RankLayout, stages: Sequence[int]) -> int:
         """Of the rank that needs most, of stages of so many layers."""
         of_stages = self._job(layout, stages).of_stages()
-        return max(round(self._about(replace(one, passes=min(one.passes, 2)))) for one in of_stages)
+        return max(round(self._about(one)) for one in of_stages)
 
 
 def _kept_bytes(job: Job, weight: Weight) -> int:

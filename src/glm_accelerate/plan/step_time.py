@@ -2,7 +2,7 @@
 is read and written besides, what travels over each link, and the time in which stages have nothing to do.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -296,15 +296,23 @@ def passes_of(task: Task, layout: RankLayout) -> int:
     return max(1, ceil(task.tokens / layout.samplers / layout.context / layout.micro_tokens * (1 - 1e-9)))
 
 
-def step_time(task: Task, layout: RankLayout, machines: Machines, software: Software = OURS) -> StepTime:
-    """Of ranks that are alike, whose stages are cut so that the slowest is as fast as can be."""
+def step_time(
+    task: Task,
+    layout: RankLayout,
+    machines: Machines,
+    software: Software = OURS,
+    fits: Callable[[int, int, int], bool] = lambda stage, start, stop: True,
+) -> StepTime:
+    """Of ranks that are alike, whose stages are cut so that the slowest is as fast as can be. `fits`: which
+    layers a stage has the memory for; ValueError if no cut does.
+    """
     passes, layers = passes_of(task, layout), task.job.sizes.layers
     one = _Pass(task, layout, machines, software, passes)
     frozen = layers - task.job.last if task.job.method == "freeze" else 0
     kinds = {learns: [one.taken(way) for way in one.layer(learns)] for learns in (False, True)}
     ways = [kinds[number >= frozen] for number in range(layers)]
     head = [one.taken(way)[0] for way in one.head()]
-    times, stages = _stages(ways, head, layout)
+    times, stages = _stages(ways, head, layout, fits)
     slowest = max(map(sum, times))
     crossing = one.edge()
     if layout.chunks > 1:
@@ -331,11 +339,14 @@ def step_time(task: Task, layout: RankLayout, machines: Machines, software: Soft
 
 
 def _stages(
-    ways: Sequence[Sequence[tuple[float, list[Traffic]]]], head: Sequence[float], layout: RankLayout
+    ways: Sequence[Sequence[tuple[float, list[Traffic]]]],
+    head: Sequence[float],
+    layout: RankLayout,
+    fits: Callable[[int, int, int], bool],
 ) -> tuple[list[tuple[float, float]], tuple[int, ...]]:
     """Seconds of a pass forward and back in each stage, and how many layers it has."""
     costs = LayerCosts(tuple(ahead[0] + back[0] for ahead, back in ways), last=sum(head))
-    cut = cut_stages(costs, layout.pipeline * layout.chunks)
+    cut = cut_stages(costs, layout.pipeline * layout.chunks, fits)
     if cut is None:
         raise ValueError(f"{len(ways)} layers are not {layout.pipeline * layout.chunks} stages")
     times: list[tuple[float, float]] = []

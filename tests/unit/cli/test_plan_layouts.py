@@ -92,7 +92,13 @@ def test_nine_billion_on_eight_cards_without_nvlink(folder: Path, capsys: pytest
     assert lines[:2] == ["layouts of 8 RTX 4090", "PCIe 16 GB/s"]
     assert max(map(len, lines)) <= WIDTH
     best = found["fitting"][0]
-    assert best["layout"]["tensor"] * best["layout"]["pipeline"] > 1
+    assert sizes_of(best) == (1, 1, 1, 1, 8)  # what stages hand on is little
+    typed = text.partition("\nto type ")[2].splitlines()[0].split()
+    assert typed[:2] == ["parallel.pipeline=8", "parallel.shard=off"]
+    assert (
+        "\nit fits: "
+        in planned(capsys, "glm-4-9b.yaml", "--gpu", "RTX 4090", "--gpus", "8", *typed, code=0)[0]
+    )
     assert best["needed"] <= best["room"] < found["own"]["needed"]
     assert any(line.split()[:6] == [f"{n}*", "1", "8", "1", "1", "1"] for n, line in enumerate(lines[2:], 0))
     assert "does not fit: " in text

@@ -1,5 +1,6 @@
 """What a step needs, predicted from shapes, against what the same step takes: bytes, not times."""
 
+import gc
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,17 @@ def test_every_lever_lowers_the_peak_and_says_where_it_went() -> None:
     base = [estimate(replace(LARGE, base=base)).peak for base in ("bfloat16", "int8", "nf4")]
     assert base == sorted(base, reverse=True)
     assert estimate(replace(LARGE, offload=frozenset({"weights"}))).peak < base[-1]
+
+
+def test_stages_are_estimated_alike_whenever_python_tidies_up() -> None:
+    """Every rank plans for itself, and the plans have to be one."""
+    stage = replace(LARGE_FULL, recompute="blocks", passes=8).of_stage(0, 8, 3)
+    on = estimate(stage)
+    gc.disable()
+    try:
+        assert estimate(stage) == on
+    finally:
+        gc.enable()
 
 
 def test_reasons_say_what_is_assumed() -> None:

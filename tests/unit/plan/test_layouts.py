@@ -83,6 +83,16 @@ def test_what_a_pipeline_saves_of_memory_it_pays_by_idling() -> None:
     assert sum(eight.time.stages) == NINE.layers
 
 
+def test_stages_with_embedding_or_head_have_fewer_layers_where_memory_is_short() -> None:
+    found = compared(NINE, "RTX 4090", 8)
+    eight = next(one for one in found.fitting if one.layout.pipeline == 8)
+    stages = eight.time.stages
+    assert sum(stages) == NINE.layers
+    assert stages[0] < max(stages)
+    rich = next(one for one in compared(NINE, "A100 80GB", 8).fitting if one.layout.pipeline == 8)
+    assert stages[0] < rich.time.stages[0]  # which is cut by time alone
+
+
 def test_one_stage_needs_what_the_estimate_says() -> None:
     """And a stage without the head, or with fewer layers, needs less."""
     config, plan = weighed(NINE, "A100 80GB", 8)
@@ -121,10 +131,12 @@ def test_where_nothing_fits_the_least_change_is_found() -> None:
 
 def test_what_cannot_go_together_is_left_out_by_name() -> None:
     config, found = weighed(NINE, "A100 80GB", 8, "lora")
-    packed = replace(found.setting, job=replace(found.setting.job, base="nf4"))
-    compared = compare_layouts(config, replace(found, setting=packed), NINE, Cluster(find_device("A100"), 8))
+    eight_bits = replace(found.setting, job=replace(found.setting.job, compute="fp8"))
+    compared = compare_layouts(
+        config, replace(found, setting=eight_bits), NINE, Cluster(find_device("A100"), 8)
+    )
     assert {one.layout.tensor for one in compared.fitting} == {1}
-    assert any("adapt.base=nf4 cannot go with parallel.tensor" in said for said in compared.refused)
+    assert any("precision.compute=fp8 cannot go with parallel.tensor" in said for said in compared.refused)
 
 
 def test_nodes_are_alike() -> None:
