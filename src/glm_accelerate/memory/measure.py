@@ -229,7 +229,9 @@ class _Recorder(TorchDispatchMode):
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Storages of the arguments that an operator writes into."""
+    """Storages of the arguments that an operator writes into. Sums over ranks do, and do not say so."""
+    if func.namespace == "c10d":
+        return [id(storage) for storage in _storages((args, kwargs))]
     by_name = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     writes = (a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return [id(storage) for name in writes for storage in _storages(by_name.get(name))]
