@@ -60,25 +60,20 @@ class Ground:
         """The same where so many ranks share every product. UserError if they cannot."""
         if tensor == 1:
             return self
-        cure = "parallel.tensor=1, or a number that divides heads and ranks"
-        if self.ranks % tensor:
-            raise UserError(
-                f"parallel.tensor is {tensor}, which does not divide {self.ranks} ranks", cure=cure
-            )
+        _require_divides("tensor", tensor, self.ranks)
         try:
             groups = min(tensor, self.sizes.kv_heads)
             return replace(self, sizes=self.sizes.part(tensor), tensor=groups, query=tensor // groups)
         except ValueError as error:
+            cure = "parallel.tensor=1, or a number that divides heads and ranks"
             raise UserError(f"parallel.tensor is {tensor}: {error}", cure=cure) from error
 
     def staged(self, pipeline: int) -> "Ground":
         """The same where the layers are divided into so many stages. UserError if they cannot be."""
-        for what, count in (("ranks", self.samplers), ("layers", self.sizes.layers)):
-            if count % pipeline if what == "ranks" else count < pipeline:
-                raise UserError(
-                    f"parallel.pipeline is {pipeline}, which {count} {what} cannot be divided into",
-                    cure="parallel.pipeline=1, or a number that divides the ranks",
-                )
+        _require_divides("pipeline", pipeline, self.samplers)
+        if self.sizes.layers < pipeline:
+            what = f"parallel.pipeline is {pipeline}, the model has {self.sizes.layers} layers"
+            raise UserError(what, cure="at most as many stages as layers")
         if not self.sizes.plain and pipeline > 1:
             raise UserError("parallel.pipeline cannot divide layers that share or factor matrices")
         return replace(self, pipeline=pipeline)
@@ -101,6 +96,13 @@ class Ground:
         got = 1.0 if measured is None else min(1.0, hardware.cores / (measured.together * threads))
         share = min(1.0, hardware.cores / (self.ranks * threads))
         return speed if speed is None or hardware.device != "cpu" else speed.shared(share / got)
+
+
+def _require_divides(axis: str, size: int, ranks: int) -> None:
+    if ranks % size:
+        there = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        cure = f"parallel.{axis}=1, or a number of ranks (--nproc, --gpus) that it divides"
+        raise UserError(f"parallel.{axis} is {size}, which does not divide {there}", cure=cure)
 
 
 def ground_of(

@@ -39,7 +39,8 @@ def prove_coverage(model: Decoder, section: AdaptSection) -> Proof:
     """What was asked to train does train: counts, for each kind of linear layer, how many of them do."""
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     total = count(model)
-    share = f"{trained:,} of {total:,} weights train ({trained / total:.2%})"
+    here = "" if model.stage is None else " of this stage"
+    share = f"{trained:,} of {total:,} weights{here} train ({trained / total:.2%})"
     if section.method == "prefix":
         return Proof("adapters", model.prefix is not None and trained > 0, f"a prefix: {share}")
     every = Counter(_kind(name) for name, _ in linear_layers(model))

@@ -77,8 +77,8 @@ def test_layers_are_divided_into_stages_and_the_first_holds_the_most(config: Run
 @pytest.mark.parametrize(
     ("ranks", "pipeline", "more", "why"),
     [
-        (4, 3, "optim.clip=1", "4 ranks cannot be divided into"),
-        (3, 3, "optim.clip=1", "2 layers cannot be divided into"),
+        (4, 3, "optim.clip=1", "3, which does not divide 4 ranks"),
+        (3, 3, "optim.clip=1", "is 3, the model has 2 layers"),
         (2, 2, "adapt.method=freeze", "adapt.method=freeze cannot go with parallel.pipeline"),
         (2, 2, "precision.compute=float16", "precision.compute=float16 cannot go with parallel.pipeline"),
     ],
