@@ -210,18 +210,23 @@ def figures(run: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [(3, "context=3 parallel.shard=off"), (4, "context=2"), (4, "context=2 parallel.tensor=2")],
+    ("ranks", "layout", "how"),
+    [
+        (3, "context=3 parallel.shard=off", "adapt.method=full"),
+        (4, "context=2", "adapt.method=full"),
+        (4, "context=2 parallel.tensor=2", "adapt.method=full"),
+        (2, "context=2", "adapt.method=lora adapt.base=nf4 adapt.dropout=0.0"),
+    ],
 )
 def test_a_run_with_long_documents_is_that_of_one_process_and_goes_on_at_any_layout(
-    ranks: int, layout: str, said: Path, tmp_path: Path, go: Callable[..., str]
+    ranks: int, layout: str, how: str, said: Path, tmp_path: Path, go: Callable[..., str]
 ) -> None:
-    run, words = tmp_path / "many", f"parallel.{layout}".split()
-    go(said, tmp_path / "one", 1)
+    run, words = tmp_path / "many", f"parallel.{layout} {how}".split()
+    go(said, tmp_path / "one", 1, *how.split())
     go(said, run, ranks, *words, "train.steps=4")
     assert json.loads((run / "plan.json").read_text())["micro_tokens"] == LIMIT
-    go(said, run, 2, "parallel.context=2", "train.steps=6", "--accept-changes")
-    go(said, run, 1, "--accept-changes")
+    go(said, run, 2, "parallel.context=2", "train.steps=6", "--accept-changes", *how.split())
+    go(said, run, 1, "--accept-changes", *how.split())
     expected, found = figures(tmp_path / "one"), figures(run)
     assert len(found["loss"]) == 8
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)

@@ -14,8 +14,8 @@ from glm_accelerate.parallel.ranks import Ranks
 from tests.distributed.one_process import GLM4, divide, model_of
 
 MESHES = {
-    128: (Axes(pipeline=4, data=2, shard=4, tensor=2, query=2), (2, 2, 2, 1)),
-    1024: (Axes(pipeline=8, data=4, shard=8, tensor=2, query=2), (1,) * 8),
+    128: (Axes(pipeline=4, data=2, shard=4, tensor=2, query=2, context=4), (2, 2, 2, 1)),
+    1024: (Axes(pipeline=8, data=4, shard=8, tensor=2, query=2, context=16), (1,) * 8),
 }
 # Of each kind of layer: in how many parts, along which dimension.
 DIVIDED = {"q_proj": (4, 0), "gate_up_proj": (4, 0), "o_proj": (4, 1), "down_proj": (4, 1)}
@@ -32,7 +32,11 @@ def hold(_: int, ranks: int) -> None:
     for rank in (0, ranks // 2, ranks - 1):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         place = Place(Ranks(rank, ranks), axes)
-        table = divide(model_of(sizes, "full"), place, layers)
+        model = model_of(sizes, "full")
+        table = divide(model, place, layers)
+        neighbours = next(iter(model.layers)).self_attn.sharing.group
+        assert dist.get_world_size(neighbours) == axes.context
+        assert dist.get_rank(neighbours) == place.samples[0] % axes.context
         stage = place.index("pipeline")
         first = sum(layers[:stage])
         inside = [f"layers.{number}." for number in range(first, first + layers[stage])]

@@ -20,8 +20,9 @@ from glm_accelerate.parallel.place import Place
 
 
 def share_documents(model: Decoder, place: Place) -> None:
-    """Let the attention of a model see what neighbours have of a document. For all ranks at once."""
-    group, _ = dist.new_subgroups_by_enumeration(place.axes.sharing())
+    """Let the attention of a model see what neighbours have of a document. All ranks call it together."""
+    neighbours = next(group for group in place.axes.sharing() if place.ranks.rank in group)
+    group = dist.new_group(neighbours, use_local_synchronization=True)
     assert isinstance(group, ProcessGroup)
     sharing = SharedDocuments(group, place.axes.context)
     for part in model.modules():
