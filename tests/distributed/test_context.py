@@ -19,11 +19,14 @@ from glm_accelerate.data.order import Order
 from glm_accelerate.data.pack import arranged
 from glm_accelerate.data.pipeline import collate, steps
 from glm_accelerate.data.types import Batch, FilePlace, Sample, Step
+from glm_accelerate.kernels.native.build import lacking
+from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.parallel.place import Axes, Place
+from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
-from tests.distributed.one_process import MODELS, STEPS, divide, model_of, same_as_one
+from glm_accelerate.training.step import passes_of
+from tests.distributed.one_process import CPU, MODELS, STEPS, divide, model_of, same_as_one
 
 Said = dict[str, Any]
 LIMIT = 64  # tokens of a pass
@@ -99,8 +102,29 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                     partial(laid, lengths),
                     recompute,
                 )
-    isolated(Place(Ranks(rank, ranks, store), Axes(data=ranks, context=ranks)))
+    place = Place(Ranks(rank, ranks, store), Axes(data=ranks, context=ranks))
+    isolated(place)
+    if lacking() is None:
+        native(place)
     leave(store, ranks)
+
+
+def native(place: Place) -> None:
+    """In bfloat16 by our own C++: no further from float64 than one process is, by the house rule."""
+    sizes = replace(MODELS["glm4"], width=64, mlp_width=64)
+    found: list[dict[str, Tensor]] = []
+    exact, alone, shared = model_of(sizes, "full"), model_of(sizes, "full"), model_of(sizes, "full")
+    for model, at in ((exact, SINGLE), (alone, SINGLE), (shared, place)):
+        if model is not exact:
+            compute_in(model.float(), torch.bfloat16, compiled=True)
+            assert model.form == "native"
+        table = divide(model, at)
+        passes_of(model, CPU, at)(laid(DATA["one long document"], at)[0])
+        table.sum_gradients()
+        found.append({name: weight.grad.double() for name, weight in table.weights.items()})
+    for name, true in found[0].items():
+        mine, theirs = ((one[name] - true).abs().max() for one in (found[2], found[1]))
+        assert mine <= 2 * theirs + torch.finfo(torch.bfloat16).eps * true.abs().max(), name
 
 
 @torch.no_grad()
