@@ -317,7 +317,8 @@ def test_a_broken_network(
     subprocess.run(["ip", "-n", network[0], "link", "set", "glm0", "down"], check=True)
     begun(1, 2)
     assert "no launcher answers at 10.77.0.1:29500 yet" in heard[1].read_text()
-    assert not ranks_of(both[1].pid)
+    left = [Path(f"/proc/{process}/cmdline").read_bytes() for process in ranks_of(both[1].pid)]
+    assert not [line for line in left if b"spawn_main" in line]
     subprocess.run(["ip", "-n", network[0], "link", "set", "glm0", "up"], check=True)
     begun(2, 3)
     both[1].send_signal(signal.SIGTERM)

@@ -125,9 +125,10 @@ def writable(folder: Path) -> bool:
     return True
 
 
-def forget(folder: Path, rank: int) -> None:
-    """Remove the sign of a rank whose process is gone."""
-    _file(folder, rank).unlink(missing_ok=True)
+def forget(folder: Path, rank: int | None = None) -> None:
+    """Remove the sign of a rank whose process is gone; by default of all."""
+    for file in folder.glob("rank-*.json") if rank is None else [_file(folder, rank)]:
+        file.unlink(missing_ok=True)
 
 
 def _file(folder: Path, rank: int) -> Path:

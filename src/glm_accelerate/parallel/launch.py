@@ -7,6 +7,7 @@ in `nodes.py`. On one node, ranks meet in a file of this user's: nobody listens 
 
 import math
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -67,7 +68,7 @@ def launch(
                 load()
             while True:
                 join = Join(env.node_name(), ranks, {} if several is None else several.facts)
-                with seated(several, join, progress, final, lambda: job.stopping) as seat:
+                with seated(several, join, progress, final, lambda: job.stopping, job.name) as seat:
                     code = _take_part(job, seat)
                 if code is not None:
                     return code
@@ -120,6 +121,9 @@ class _Job:
     fork: bool
     processes: list[BaseProcess] = field(default_factory=list[BaseProcess])  # by rank on this node
     first: int = 0  # the number of the first of them
+    name: str = field(
+        default_factory=lambda: secrets.token_hex(8)
+    )  # of the job, once it has begun all nodes'
     stopping: bool = False
     told: bool = False  # the hub knows of it
     signalled: set[int | None] = field(default_factory=set[int | None])  # processes that were told to end
@@ -147,7 +151,8 @@ class _Job:
 
     def attempt(self, seat: Host | Guest, start: Begin) -> Ended:
         """The job once, as far as it is this node's."""
-        self.first = start.first
+        self.first, self.name = start.first, start.job
+        env.name_job(start.job)
         with ExitStack() as held:
             file = None if seat.address else held.enter_context(_meeting_file(self.folder))
             try:
@@ -161,6 +166,7 @@ class _Job:
                     process.join()
                 self.processes.clear()
                 self.signalled.clear()
+                heartbeat.forget(self.folder)  # they may have other numbers next time
 
     def _poll(self, seat: Host | Guest, sentinels: list[int]) -> list[Order]:
         """Orders, if there are any; the hub hears of a signal that came."""

@@ -53,6 +53,7 @@ class Begin:
     count: int
     nodes: int
     port: int
+    job: str  # the name of all attempts together
     said: str
 
 
@@ -124,6 +125,7 @@ class Hub:
     reported what is wrong; `meeting_port` makes the place where the ranks of one round meet.
     """
 
+    name: str
     terms: Terms
     progress: Callable[[], int]
     final: int
@@ -255,7 +257,7 @@ class Hub:
         self._cause = ""
         for member in chosen:
             member.running = True
-            member.tell(Begin(first, count, len(chosen), port, said))
+            member.tell(Begin(first, count, len(chosen), port, self.name, said))
             first += member.ranks
 
     def _take_in(self) -> None:

@@ -192,11 +192,12 @@ def seated(
     progress: Callable[[], int],
     final: int,
     stopping: Callable[[], bool],
+    name: str,
 ) -> Generator[Host | Guest | None, None, None]:
     """A place in the job, while entered: at the meeting point if its address is ours and nobody has it yet.
     None if a stop was asked for before anybody could be reached.
     """
-    seat = _take(several, join, progress, final, stopping)
+    seat = _take(several, join, progress, final, stopping, name)
     if seat is None:
         yield None
         return
@@ -213,14 +214,15 @@ def _take(
     progress: Callable[[], int],
     final: int,
     stopping: Callable[[], bool],
+    name: str,
 ) -> Host | Guest | None:
     if several is None:
-        return _host(Hub(Terms(), progress, final, {}), join, None)
+        return _host(Hub(name, Terms(), progress, final, {}), join, None)
     endpoint, ends, told = several.endpoint, time.monotonic() + MEETING, False
     while not stopping():
         if (listener := endpoint.listen()) is not None:
             say(f"this node, {join.name}, is the meeting point {endpoint}")
-            return _host(Hub(several.terms, progress, final, several.facts), join, listener)
+            return _host(Hub(name, several.terms, progress, final, several.facts), join, listener)
         if (guest := _guest(endpoint, join)) is not None:
             say(f"this node, {join.name}, has joined {endpoint}")
             return guest

@@ -41,14 +41,14 @@ class Launched:
 
 def launched() -> Launched | None:
     """Our place in a job of several processes, or None if no launcher started us."""
-    meeting, signs = os.environ.get("GLM_ACCELERATE_MEETING"), signs_folder()
+    meeting = os.environ.get("GLM_ACCELERATE_MEETING")
     if meeting is None and not ("RANK" in os.environ and {"WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys()):
         return None
     count = _number("WORLD_SIZE", 1)
     rank = _number("RANK", 0, count)
     if meeting is None and not os.environ.get("MASTER_ADDR"):
         raise UserError("MASTER_ADDR is not set, but RANK is", cure=ALONE)
-    own, listener = signs is not None, os.environ.get("GLM_ACCELERATE_LISTENER")
+    own, listener = signs_folder() is not None, os.environ.get("GLM_ACCELERATE_LISTENER")
     return Launched(
         rank=rank,
         count=count,
@@ -59,7 +59,7 @@ def launched() -> Launched | None:
         meeting=meeting,
         listener=int(listener) if listener else None,
         restart=0 if own else int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        job=signs.name if signs is not None else os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        job=os.environ.get("GLM_ACCELERATE_JOB" if own else "TORCHELASTIC_RUN_ID", ""),
         agent_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
@@ -89,6 +89,11 @@ def given_rendezvous() -> str | None:
         if host and port:
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return None
+
+
+def name_job(name: str) -> None:
+    """Say to the processes that we start what all attempts of their job together are called."""
+    os.environ["GLM_ACCELERATE_JOB"] = name
 
 
 def node_name() -> str:

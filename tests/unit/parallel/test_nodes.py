@@ -59,7 +59,13 @@ def saved() -> list[int]:
 @pytest.fixture
 def hub_of(clock: Callable[[float], None], saved: list[int]) -> Callable[..., Hub]:
     return lambda least, most, multiple=1: Hub(
-        Terms(least, most, multiple), lambda: saved[-1], FINAL, FACTS, lambda: 4000, _idle=1000.0
+        "job",
+        Terms(least, most, multiple),
+        lambda: saved[-1],
+        FINAL,
+        FACTS,
+        lambda: 4000,
+        _idle=1000.0,
     )
 
 
@@ -71,7 +77,7 @@ def test_all_start_together_and_end_together(hub_of: Callable[..., Hub]) -> None
     b = Node(hub, "B", 2)
     hub.tick()
     said = "starting with 5 ranks on 2 nodes"
-    assert (a.told, b.told) == ([Begin(0, 5, 2, 4000, said)], [Begin(3, 5, 2, 4000, said)])
+    assert (a.told, b.told) == ([Begin(0, 5, 2, 4000, "job", said)], [Begin(3, 5, 2, 4000, "job", said)])
     a.ends(DONE)
     hub.tick()
     assert not hub.over
@@ -91,7 +97,7 @@ def test_more_nodes_are_waited_for_only_so_long(
     assert not a.told
     clock(2)
     hub.tick()
-    assert a.told == [Begin(0, 2, 2, 4000, "starting with 2 ranks on 2 nodes")]
+    assert a.told == [Begin(0, 2, 2, 4000, "job", "starting with 2 ranks on 2 nodes")]
     assert b.member.running
 
 
@@ -121,7 +127,9 @@ def test_a_failure_ends_all_and_names_its_cause(
     b.ends(None, "rank 1 ended by SIGKILL")
     hub.tick()
     why = "node B: rank 1 ended by SIGKILL"
-    assert a.told[-1] == Begin(0, 2, 2, 4000, f"starting again from step 5 with 2 ranks on 2 nodes ({why})")
+    assert a.told[-1] == Begin(
+        0, 2, 2, 4000, "job", f"starting again from step 5 with 2 ranks on 2 nodes ({why})"
+    )
 
 
 def test_attempts_without_progress_are_counted_over_all_nodes(
@@ -205,7 +213,7 @@ def test_a_node_that_comes_is_taken_in_at_the_next_checkpoint(
     b.ends(STOPPED)
     hub.tick()
     said = "starting again from step 30 with 4 ranks on 4 nodes"
-    assert [one.told[-1] for one in (a, b, c, d)] == [Begin(n, 4, 4, 4000, said) for n in range(4)]
+    assert [one.told[-1] for one in (a, b, c, d)] == [Begin(n, 4, 4, 4000, "job", said) for n in range(4)]
 
 
 def test_nodes_that_differ_are_refused_by_name(hub_of: Callable[..., Hub]) -> None:

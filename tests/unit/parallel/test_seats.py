@@ -34,7 +34,9 @@ def sit() -> Generator[Callable[..., Seat]]:
                 seat: Seat | None = Guest(endpoint, line, line.there, line.here, [])
                 held.callback(line.close)
             else:
-                seat = held.enter_context(seated(several, Join(name, 1, facts), int, FINAL, lambda: False))
+                seat = held.enter_context(
+                    seated(several, Join(name, 1, facts), int, FINAL, lambda: False, "job")
+                )
             assert seat is not None
             there.append(seat)
             return seat
@@ -137,5 +139,5 @@ def test_one_that_differs_is_refused(sit: Callable[..., Seat]) -> None:
 def test_nobody_at_the_meeting_point_is_waited_for_until_a_stop() -> None:
     several = Several(Endpoint("192.0.2.1", 29500), Terms(2, 2), FACTS)
     asked = iter([False, True])
-    with seated(several, Join("A", 1, FACTS), int, FINAL, lambda: next(asked)) as seat:
+    with seated(several, Join("A", 1, FACTS), int, FINAL, lambda: next(asked), "job") as seat:
         assert seat is None
