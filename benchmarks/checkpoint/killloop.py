@@ -1,8 +1,9 @@
 """Random SIGKILLs over a real run (dropout, packing, several epochs): does it end as if nothing had happened?
 
 python -m benchmarks.checkpoint.killloop [--kills 50] [--jobs 1 2 3 3/3] [--work DIR] [--out DIR]
-A job is a number of ranks, or ranks/shards. A fifth of the kills come while it starts, the others within two
-intervals after its first step. What ends is started again with the same words, as a person would.
+A job is a number of ranks, ranks/shards, or ranks/AXIS=SIZE,AXIS=SIZE. A fifth of the kills come while it
+starts, the others within two intervals after its first step. What ends is started again with the same words,
+as a person would.
 """
 
 import argparse
@@ -53,7 +54,8 @@ The demo's tiny GLM-4, LoRA with dropout 0.1, {SAMPLES:,} samples packed {STEP_S
 {STEPS * STEP_SAMPLES / SAMPLES:g} epochs. Every {EVERY} steps a checkpoint, written behind the training,
 every {EVALUATE} an evaluation; one thread a rank. With several ranks the launcher or one of them is killed.
 
-- **ranks**: `3/3` is three ranks with FSDP over three, `3` three copies.
+- **ranks**: `3/3` is three ranks with FSDP over three, `3` three copies, `4/tensor=2,pipeline=2` two stages
+  of two ranks that share products.
 - **equal**: to the same command left alone, to the last bit: what is trained, AdamW's moments, the resume
   state, the losses of evaluations, and of each step {", ".join(SAME[:4])},
   {", ".join(SAME[4:])}.
@@ -69,22 +71,23 @@ every {EVALUATE} an evaluation; one thread a rank. With several ranks the launch
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks, and how many of them share one copy of what is trained."""
+    """Ranks, and how they share what is trained."""
 
     ranks: int
-    shards: int
+    layout: str
 
     @staticmethod
     def of(word: str) -> "Job":
-        ranks, _, shards = word.partition("/")
-        return Job(int(ranks), int(shards or 1))
+        ranks, _, layout = word.partition("/")
+        return Job(int(ranks), layout)
 
     def __str__(self) -> str:
-        return f"{self.ranks}/{self.shards}" if self.shards > 1 else str(self.ranks)
+        return f"{self.ranks}/{self.layout}" if self.layout else str(self.ranks)
 
     def command(self, config: Path, run: Path) -> list[str]:
         words = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(config), *SETTINGS]
-        return [*words, f"parallel.shard={self.shards}", "--run", str(run), "--nproc", str(self.ranks)]
+        axes = [each if "=" in each else f"shard={each}" for each in (self.layout or "1").split(",")]
+        return [*words, *(f"parallel.{axis}" for axis in axes), "--run", str(run), "--nproc", str(self.ranks)]
 
 
 @dataclass(frozen=True)
@@ -247,7 +250,8 @@ def trains(process: str) -> bool:
 
 def survive(kills: int, job: Job, config: Path, work: Path) -> Row:
     """Once left alone, once killed."""
-    whole, killed = work / f"whole-{job.ranks}-{job.shards}", work / f"killed-{job.ranks}-{job.shards}"
+    name = str(job).replace("/", "-")
+    whole, killed = work / f"whole-{name}", work / f"killed-{name}"
     whole.mkdir()
     began = time.time()
     with (whole / "log").open("wb") as log, start(job, config, whole, log.fileno()) as alone:
@@ -302,7 +306,7 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description="Kill a run at random; it has to end as if left alone.")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument(
-        "--jobs", type=Job.of, nargs="+", default=[Job(1, 1), Job(2, 1), Job(3, 1), Job(3, 3)]
+        "--jobs", type=Job.of, nargs="+", default=[Job(1, ""), Job(2, ""), Job(3, ""), Job(3, "3")]
     )
     parser.add_argument("--work", type=Path, help="directory for the runs, kept; default: a temporary one")
     parser.add_argument("--out", type=Path, help="directory for the JSON and Markdown; default: only print")
