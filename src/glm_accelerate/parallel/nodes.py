@@ -242,7 +242,9 @@ class Hub:
             return
         if self._enough is None:
             self._enough = now
-        if len(chosen) < self.terms.most and now < self._enough + (RETURN if self._rounds else LAST_CALL):
+        if len(self.members) < self.terms.most and now < self._enough + (
+            RETURN if self._rounds else LAST_CALL
+        ):
             return
         count, first, port = sum(member.ranks for member in chosen), 0, self.meeting_port()
         self._round, self._taking_in, self._enough = True, False, None
@@ -252,7 +254,7 @@ class Hub:
         if self.terms.most > 1:
             said = f"{said or 'starting'} with {many(count, 'rank')} on {many(len(chosen), 'node')}"
             waiting = len(self.members) - len(chosen)
-            said += f", {waiting} more wait" if waiting else ""
+            said += f", {many(waiting, 'node')} left over" if waiting else ""
             said += f" ({self._cause})" if self._cause else ""
         self._cause = ""
         for member in chosen:

@@ -182,6 +182,27 @@ def test_whoever_is_asked_to_stop_stops_all(hub_of: Callable[..., Hub]) -> None:
     assert a.told[-1] == b.told[-1] == Over(STOPPED)
 
 
+def test_nodes_that_do_not_fit_are_left_over_at_once(
+    hub_of: Callable[..., Hub], clock: Callable[[float], None]
+) -> None:
+    """Nobody else can come: there is nothing to wait for. One of them takes the place of one that is lost."""
+    hub = hub_of(1, 3, 2)
+    a, b, c = (Node(hub, name) for name in "ABC")
+    hub.tick()
+    said = "starting with 2 ranks on 2 nodes, 1 node left over"
+    assert [one.told for one in (a, b, c)] == [
+        [Begin(0, 2, 2, 4000, "job", said)],
+        [Begin(1, 2, 2, 4000, "job", said)],
+        [],
+    ]
+    hub.leave(b.member)
+    a.ends(None, "rank 0 ended by exit code 3", second=True)
+    hub.tick()
+    clock(nodes.RETURN + 1)
+    hub.tick()
+    assert isinstance(c.told[-1], Begin)
+
+
 def test_a_node_that_comes_is_taken_in_at_the_next_checkpoint(
     hub_of: Callable[..., Hub], clock: Callable[[float], None], saved: list[int]
 ) -> None:
