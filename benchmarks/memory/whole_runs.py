@@ -32,6 +32,7 @@ FEW = "train.steps=12"
 EAGER, COMPILED, WIDE = "precision.compile=off", "precision.compile=on", "precision.compute=float32"
 FULL, BUCKET, LONG = "adapt.method=full", "data.batching=bucket", "data.max_tokens=2048 train.step_samples=8"
 SHORT = "train.step_samples=8 train.micro_tokens=1024"
+SHARED = "data.max_tokens=2048 train.step_samples=8 train.micro_tokens=256 parallel.context=2"
 KINDS = {  # as other processors have it; ours is the one of this machine
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
     "AVX-512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512"},
@@ -87,6 +88,8 @@ def cases() -> dict[str, Case]:
             f"full, {ranks} ranks": Case(f"{FEW} {FULL} {COMPILED}", ranks),
         }
     for method, typed in (("LoRA", ""), ("full", FULL)):
+        typed_all = f"{FEW} {typed} {COMPILED} {SHARED}"
+        every[f"{method}, 2 ranks share documents"] = Case(typed_all, 2)
         every[f"{method}, 2 ranks share products"] = Case(f"{FEW} {typed} {COMPILED} parallel.tensor=2", 2)
         for passes, more in (("one pass", ""), ("several passes", SHORT)):
             typed_all = f"{FEW} {typed} {COMPILED} {more} parallel.pipeline=2"
