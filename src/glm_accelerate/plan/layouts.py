@@ -2,7 +2,7 @@
 needs most needs. Where no layout fits, the least change of method or base that one fits with.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -18,11 +18,13 @@ from glm_accelerate.plan.hardware import DataSheet
 from glm_accelerate.plan.ladder import about
 from glm_accelerate.plan.levers import BASE, METHOD, Option, Setting, conflict, levers
 from glm_accelerate.plan.run_plan import LEAST_MICRO
-from glm_accelerate.plan.step_time import Machines, RankLayout, StepTime, Task, step_time
+from glm_accelerate.plan.step_time import Fits, Machines, RankLayout, StepTime, Task, anything, step_time
 from glm_accelerate.plan.weigh import Weighed
 from glm_accelerate.runtime.errors import UserError
 
 NETWORK = 1.25e10  # bytes a second of a node's network where nobody says: 100 Gbit/s
+MOST_STAGES = 32
+ENOUGH = 32  # divisions that fit, of many devices: all that come later are slower
 LEAST_PIECE = 4096  # tokens: documents are cut only where each of several ranks gets so many
 
 
@@ -105,9 +107,11 @@ class _Search:
         self.cluster, self.room = cluster, room
         self.job, self.work = replace(setting.job, tensor=1, shards=1, stages=()), load.work()
         self.refused: dict[str, None] = {}
+        steps = load.order.epoch(0)
+        self.samples = sum(map(len, steps)) / len(steps)  # of a step
         estimated = cache(estimate)
         self._about, self.timed = cache(lambda job: about(job, estimated)), cache(self._timed)
-        self._padding, self._largest = cache(self._padded), cache(self._found)
+        self._padding, self._largest, self.weigh = cache(self._padded), cache(self._found), cache(self._weigh)
 
     def task(self, padding: float = 1.0) -> Task:
         """A mean step."""
@@ -124,15 +128,13 @@ class _Search:
     def _found(self, micro_tokens: int, ranks: int, context: int, matter: int) -> Largest:
         return self.sharing(context).largest(self.setting.batching, micro_tokens, ranks, matter)
 
-    def _timed(
-        self, layout: RankLayout, fits: Callable[[int, int, int], bool] = lambda stage, start, stop: True
-    ) -> StepTime:
+    def _timed(self, layout: RankLayout, fits: Fits = anything) -> StepTime:
         """Ranks wait for the one with the most, so all compute as much."""
         ranks = layout.samplers * layout.context
         task = self.task(self._padding(layout.micro_tokens, ranks, layout.context))
         return step_time(task, layout, self.cluster.machines, fits=fits)
 
-    def weigh(self, layout: RankLayout) -> WeighedLayout:
+    def _weigh(self, layout: RankLayout) -> WeighedLayout:
         time = self.timed(layout)
         return WeighedLayout(layout, time, self._bytes(layout, time.stages), self.room)
 
@@ -142,7 +144,10 @@ class _Search:
         for tensor, context, pipeline in product(_divisors(together), _divisors(gpus), _divisors(gpus)):
             samplers, rest = divmod(gpus, tensor * context * pipeline)
             long = context == 1 or self.sharing(1).longest >= context * LEAST_PIECE
-            if rest or not long or pipeline > sizes.layers:
+            alone = tensor == context == pipeline == 1
+            if rest or not long or pipeline > min(sizes.layers, MOST_STAGES):
+                continue
+            if samplers * context > self.samples and not alone:
                 continue
             try:
                 sizes.part(tensor)
@@ -166,22 +171,44 @@ class _Search:
         for micro_tokens, recompute in product(sizes, again):
             yield replace(division, micro_tokens=micro_tokens, recompute=recompute)
 
-    def best(self, division: RankLayout) -> WeighedLayout | None:
-        """The fastest variant that fits, else the smallest; None where the axes cannot go together."""
-        refusal = conflict(self._job(division, (1,) * division.pipeline), self.config.optim.clip)
-        if refusal is not None:
-            self.refused[str(refusal)] = None
-            return None
-        found: list[WeighedLayout] = []
-        for layout in sorted(self.variants(division), key=lambda one: self.timed(one).seconds):
-            found.append(self.weigh(layout))
-            if found[-1].fits:
+    def all(self) -> list[RankLayout]:
+        """Every variant of every division that can be, the fastest first."""
+        found: list[RankLayout] = []
+        for division in self.divisions():
+            refusal = conflict(self._job(division, (1,) * division.pipeline), self.config.optim.clip)
+            if refusal is not None:
+                self.refused[str(refusal)] = None
+            else:
+                found += self.variants(division)
+        return sorted(found, key=lambda one: self.timed(one).seconds)
+
+    def fitting(self, every: Sequence[RankLayout]) -> list[WeighedLayout]:
+        """Of enough divisions the fastest variant that fits; those that come later are slower."""
+        found: dict[RankLayout, WeighedLayout] = {}
+        for layout in every:
+            division = _division(layout)
+            if division in found and found[division].time.seconds <= self.timed(layout).seconds:
+                continue
+            one = self.weigh(layout)
+            one = one if one.fits else self.recut(one)
+            if one is not None and (division not in found or one.time.seconds < found[division].time.seconds):
+                found[division] = self.spared(one)
+            if len(found) >= ENOUGH:
                 break
-            found += filter(None, [self.recut(found[-1])])
-        fitting = [one for one in found if one.fits]
-        if fitting:
-            return self.spared(min(fitting, key=lambda one: one.time.seconds))
-        return min(found, key=lambda one: one.needed)
+        return sorted(found.values(), key=lambda one: one.time.seconds)
+
+    def too_large(self, every: Sequence[RankLayout], fitting: Sequence[WeighedLayout]) -> list[WeighedLayout]:
+        """Divisions of which nothing fits, at their smallest, as far as they would be the fastest."""
+        there = {_division(one.layout) for one in fitting}
+        least: dict[RankLayout, RankLayout] = {}
+        for layout in every:
+            if not fitting or self.timed(layout).seconds < fitting[0].time.seconds:
+                key = (layout.recompute, -layout.micro_tokens)
+                now = least.setdefault(_division(layout), layout)
+                if key > (now.recompute, -now.micro_tokens):
+                    least[_division(layout)] = layout
+        few = [layout for division, layout in least.items() if division not in there]
+        return [one for one in map(self.weigh, few[: None if not fitting else ENOUGH]) if not one.fits]
 
     def recut(self, found: WeighedLayout) -> WeighedLayout | None:
         """With stages that fit, if any do: those with much besides layers have fewer of them."""
@@ -211,24 +238,28 @@ class _Search:
         return replace(found, layout=layout, time=self.timed(layout), needed=min(most, self.room))
 
     def compare(self, own: RankLayout, overrides: tuple[str, ...] = ()) -> LayoutComparison:
-        """All divisions, each at its best."""
-        found = [one for one in map(self.best, self.divisions()) if one is not None]
-        found.sort(key=lambda one: one.time.seconds)
-        plain = [one for one in found if one.layout.samplers == self.cluster.gpus]
-        alone = next((one for one in plain if one.fits), min(plain, key=lambda one: one.needed))
-        task, fitting = self.task(), tuple(one for one in found if one.fits)
-        large = (one for one in found if not one.fits)
-        if not fitting:
-            large = iter(sorted(large, key=lambda one: one.needed))
+        """The fastest divisions, each at its best, beside data parallel alone."""
+        every, task = self.all(), self.task()
+        fitting = self.fitting(every)
+        large = self.too_large(every, fitting)
+        plain = [one for one in every if one.samplers == self.cluster.gpus]
+        shards = [
+            [one for one in plain if one.shard == size] for size in sorted({one.shard for one in plain})
+        ]
+        alone = [self.fitting(some) or [self.weigh(some[-1])] for some in shards]
+        best = min(
+            (found[0] for found in alone),
+            key=lambda one: (not one.fits, one.time.seconds * one.fits, one.needed),
+        )
         return LayoutComparison(
             cluster=self.cluster,
             overrides=overrides,
             tokens=task.tokens,
             flops=task.flops,
             state=sum(_kept_bytes(self.job, weight) for weight in weights_of(self.job)),
-            fitting=fitting,
+            fitting=tuple(fitting),
             too_large=tuple(large),
-            alone=alone,
+            alone=best,
             own=self.weigh(own),
             refused=tuple(self.refused),
         )
@@ -302,6 +333,10 @@ def _changes(config: RunConfig, setting: Setting, longest: int) -> Iterator[tupl
     bases = [option for option in every if option.tier == BASE and option.typed]
     yield from ((method,) for method in methods)
     yield from ((*methods, base) for base in bases)
+
+
+def _division(layout: RankLayout) -> RankLayout:
+    return replace(layout, micro_tokens=0, recompute=0.0)
 
 
 def _divisors(number: int) -> list[int]:

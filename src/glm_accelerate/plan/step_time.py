@@ -4,6 +4,7 @@ is read and written besides, what travels over each link, and the time in which 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, prod
 
 from glm_accelerate.memory.job import Job
@@ -31,6 +32,9 @@ ACTIVATION = 2  # bytes
 LOGIT = 12  # bytes that are read and written for a logit and its gradient
 SETTLED = 4  # times as many passes as stages: from there on each takes what the slowest stage takes
 AXES = ("pipeline", "data", "shard", "context", "tensor")  # innermost last, as ranks are laid out
+
+
+Fits = Callable[[int, int, int], bool]  # of a stage, and the first and the last but one of its layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +295,11 @@ class _Pass:
         return [self._carried(_Sent("data", 2 * self.trained * self.software.summed))]
 
 
+def anything(_stage: int, _start: int, _stop: int) -> bool:
+    """Memory for all layers."""
+    return True
+
+
 def passes_of(task: Task, layout: RankLayout) -> int:
     """Of a step, on each rank."""
     return max(1, ceil(task.tokens / layout.samplers / layout.context / layout.micro_tokens * (1 - 1e-9)))
@@ -301,7 +310,7 @@ def step_time(
     layout: RankLayout,
     machines: Machines,
     software: Software = OURS,
-    fits: Callable[[int, int, int], bool] = lambda stage, start, stop: True,
+    fits: Fits = anything,
 ) -> StepTime:
     """Of ranks that are alike, whose stages are cut so that the slowest is as fast as can be. `fits`: which
     layers a stage has the memory for; ValueError if no cut does.
@@ -342,11 +351,17 @@ def _stages(
     ways: Sequence[Sequence[tuple[float, list[Traffic]]]],
     head: Sequence[float],
     layout: RankLayout,
-    fits: Callable[[int, int, int], bool],
+    fits: Fits,
 ) -> tuple[list[tuple[float, float]], tuple[int, ...]]:
     """Seconds of a pass forward and back in each stage, and how many layers it has."""
-    costs = LayerCosts(tuple(ahead[0] + back[0] for ahead, back in ways), last=sum(head))
-    cut = cut_stages(costs, layout.pipeline * layout.chunks, fits)
+    each = [ahead[0] + back[0] for ahead, back in ways]
+    unit, parts = each[-1], layout.pipeline * layout.chunks
+    shares = tuple(round(one / unit, 2) for one in (*each, sum(head)))
+    cut = (
+        _even(shares, parts)
+        if fits is anything
+        else cut_stages(LayerCosts(shares[:-1], last=shares[-1]), parts, fits)
+    )
     if cut is None:
         raise ValueError(f"{len(ways)} layers are not {layout.pipeline * layout.chunks} stages")
     times: list[tuple[float, float]] = []
@@ -357,6 +372,12 @@ def _stages(
         ahead, back = (sum(way[turn][0] for way in own) + last * head[turn] for turn in (0, 1))
         times.append((ahead, back))
     return times, stages
+
+
+@lru_cache(maxsize=256)
+def _even(shares: tuple[float, ...], parts: int) -> tuple[int, ...] | None:
+    """The stages of layers with such shares of the time, the last of which is the head's."""
+    return cut_stages(LayerCosts(shares[:-1], last=shares[-1]), parts)
 
 
 def _together(of_passes: Iterable[tuple[int, Traffic]], after: Iterable[Traffic]) -> tuple[Traffic, ...]:
