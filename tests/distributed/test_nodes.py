@@ -119,7 +119,7 @@ def test_nodes_that_die_and_come_back(
     nodes: int, config: Path, tmp_path: Path, node: Node, go: Callable[..., str]
 ) -> None:
     """Nodes of a rank each. A node is killed with all that runs on it, and the launcher at the meeting point;
-    of four nodes also a rank, and one is stopped and wakes up again. In the end one is asked to stop. Each time
+    of four nodes also a rank, and one is stopped and wakes up again. In the end one is asked to stop. Always
     the job goes on with the same samples in every step, and loses no more than since the last checkpoint.
     """
     run, count = tmp_path / "run", itertools.count(1)
