@@ -14,7 +14,7 @@ from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.plan.cost import Speed, layer_costs, run_flops
 from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
-from glm_accelerate.plan.ladder import Ladder, PlannedRun, needed
+from glm_accelerate.plan.ladder import Ladder, PlannedRun, about
 from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
 from glm_accelerate.plan.run_plan import Memory
 from glm_accelerate.plan.schedule import cut_stages, idle
@@ -105,10 +105,10 @@ def weigh_stages(
     fastest = weighed(stages)
     least, room = fastest.found.setting.job, fastest.memory.room
 
-    @cache
+    estimated = cache(estimate)
+
     def fits(stage: int, start: int, stop: int) -> bool:
-        one = least.of_stage(stage, ground.pipeline, stop - start)
-        return needed(one, estimate(one)) <= room
+        return about(least.of_stage(stage, ground.pipeline, stop - start), estimated) <= room
 
     other = None if fastest.memory.fits else cut_stages(costs, ground.pipeline, fits)
     return fastest if other is None else weighed(other)
