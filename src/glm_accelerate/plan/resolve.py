@@ -138,7 +138,7 @@ def _say_ranks(ground: Ground, settled: SettledChoices, weighed: Weighed, reason
     reasons.say("ranks", ground.ranks, "--gpus" if ground.hardware.assumed else "as launched")
     if job.stages:
         passes, waiting = pipeline_waits(weighed)
-        pays = "" if waiting < LONG_WAIT else "; parallel.shard=full would not wait so long"
+        pays = "" if waiting < LONG_WAIT else "; more or shorter passes would wait less"
         why = f"layers; {waiting:.0%} of a step of {passes} passes is waiting{pays}"
         reasons.say("stages", " + ".join(map(str, job.stages)), why)
     if job.tensor > 1:
