@@ -22,7 +22,7 @@ from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
 from glm_accelerate.parallel.shard import shard
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.parallel.tensor import cut_model
-from glm_accelerate.training.step import passes_of, train_step
+from glm_accelerate.training.step import forward_backward_of, train_step
 
 CPU, STEPS = torch.device("cpu"), 3
 GLM4 = Sizes(96, 32, 48, 2, 8, 2, 8, 1e-5, 1e4, 4, True, 512, sandwich=True)
@@ -113,7 +113,7 @@ def trace(
     """Gradients of the first step by name, and loss and norm of each; the model has made all steps then."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     mover = Watched(torch.optim.AdamW(weights, lr=1e-2, foreach=False), table, clip=0.5)
-    mover.first, passes = NOTHING, passes_of(model, CPU, place)
+    mover.first, passes = NOTHING, forward_backward_of(model, CPU, place)
     steps = [train_step(passes, mover, step, 1e-2, place=place) for step in data]
     gradients = {name: mover.first[weight] for name, weight in trained(model).items()}
     return gradients, torch.tensor([(step.loss, step.grad_norm) for step in steps])

@@ -25,7 +25,7 @@ from glm_accelerate.models.layout import Layout
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
-from glm_accelerate.training.step import passes_of
+from glm_accelerate.training.step import forward_backward_of
 from tests.distributed.one_process import CPU, MODELS, STEPS, divide, model_of, same_as_one
 
 Said = dict[str, Any]
@@ -119,7 +119,7 @@ def native(place: Place) -> None:
             compute_in(model.float(), torch.bfloat16, compiled=True)
             assert model.form == "native"
         table = divide(model, at)
-        passes_of(model, CPU, at)(laid(DATA["one long document"], at)[0])
+        forward_backward_of(model, CPU, at)(laid(DATA["one long document"], at)[0])
         table.sum_gradients()
         found.append({name: weight.grad.double() for name, weight in table.weights.items()})
     for name, true in found[0].items():

@@ -17,7 +17,7 @@ from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.training.state import restore, resume_tensors
-from glm_accelerate.training.step import passes_of, train_step
+from glm_accelerate.training.step import forward_backward_of, train_step
 from tests.distributed.one_process import CPU, GLM4, MODELS, divide, model_of, same_as_one, step_of
 
 LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
@@ -84,7 +84,9 @@ def hand_on(ranks: Ranks, folder: Path) -> None:
         if saved:
             restore(Reader(saved[0]), model, mover, saved[0])
         else:
-            train_step(passes_of(model, CPU, place), mover, step_of(1, *place.samples), 1e-2, place=place)
+            train_step(
+                forward_backward_of(model, CPU, place), mover, step_of(1, *place.samples), 1e-2, place=place
+            )
         saver = Checkpointer(folder / str(number), rank=ranks.rank, ranks=ranks.count, run_id="0" * 32)
         saver.save(Save(1, 1, resume_tensors(mover), {}, {}, {}), wait=True)
         (outcome,) = saver.close()

@@ -123,7 +123,7 @@ class HostMover(Mover):
         super().load(named, state)
 
     def sum_gradients(self) -> None:
-        """Several ranks have no optimizer on the host."""
+        """Nothing to do: an optimizer on the host is refused with several ranks."""
 
     def norm(self, scale: float = 1.0) -> Tensor:
         return self._norm(self._gradients()) / scale
@@ -173,7 +173,7 @@ class FusedMover(Mover):
         self._squares.clear()
 
     def sum_gradients(self) -> None:
-        """They are gone; several ranks have no fused update."""
+        """Nothing to do: fused updates are refused with several ranks."""
 
     def norm(self, scale: float = 1.0) -> Tensor:
         assert scale == 1.0

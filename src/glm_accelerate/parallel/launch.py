@@ -288,7 +288,7 @@ def can_fork() -> bool:
 
 
 def _be_rank(entry: Entry, task: object, local: int, ranks: int, meeting: _Meeting) -> NoReturn:
-    """In a process of its own, which handles signals as any other that has just begun."""
+    """Run one rank in its new process, with signals handled as in a fresh one."""
     for number in stop_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*stop_signals()} - {signal.SIGINT})

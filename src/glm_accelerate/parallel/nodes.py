@@ -33,7 +33,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """All ranks of a node have ended, with this exit code of all; None: one of them failed."""
+    """All ranks of a node have ended. `code`: what all returned, or None if one failed."""
 
     code: int | None
     cause: str = ""

@@ -1,6 +1,6 @@
-"""A model divided over the pipeline axis: a rank has the layers of one stage, besides them the first has the
-embedding, the last norm and head. One tensor travels from stage to stage, and its gradient back; what else a
-pass needs (its documents, its shapes) every rank has of its own.
+"""A model divided over the pipeline axis: a rank has the layers of one stage; the first has the embedding
+as well, the last stage the final norm and the head. One tensor travels from stage to stage, and its gradient
+back; what else a pass needs (its documents, its shapes) every rank has of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class Stage:
             self._send(entered.grad, -1)
 
     def finish(self, embed: Tensor) -> None:
-        """After a step's passes: all is sent, and a tied embedding has the gradient of both of its ends."""
+        """Wait until all is sent; give a tied embedding the sum of both ends' gradients."""
         while self._sent:
             self._sent.pop()[0].wait()
         if not self.tied or not embed.requires_grad:
@@ -143,6 +143,7 @@ def keep_stage(
     if not first and not tied:
         shape, dtype = (0, model.sizes.width), model.embed.dtype
         del model.embed
+        # Of no rows: it says in which dtype and on which device things are here.
         model.register_buffer("embed", torch.empty(shape, dtype=dtype, device=device), persistent=False)
     if not last:
         del model.norm, model.head

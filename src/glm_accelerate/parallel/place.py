@@ -92,7 +92,7 @@ ONE_RANK = Axes()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process is. Every rank of a job calls the same methods in the same order."""
+    """Where this process is. Ranks of one group call the same sums in the same order."""
 
     ranks: Ranks = ALONE
     axes: Axes = ONE_RANK
@@ -140,7 +140,7 @@ class Place:
         return next(group for group in self.axes.groups(*names) if self.ranks.rank in group)
 
     def meet(self) -> None:
-        """Make all groups now, on every rank in one order: later, ranks come to them in other orders."""
+        """Make all groups now, on every rank in one order: stages come to them in different orders later."""
         for names in (("pipeline",), TENSOR, ("tensor",), ("query",), SAMPLES, LOSS):
             for more in ((), SAMPLES):
                 self.group(*names, *more)

@@ -24,13 +24,13 @@ Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # the box of a whole te
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a parameter is cut before FSDP sees it: these intervals of the whole along `dim`, one after the
-    other, are here. None: all of it is. Several: along the first dimension only.
+    other, are here. No interval: all of it is here. Several: along the first dimension only.
     """
 
     dim: int = 0
     size: int = 0  # of the whole along `dim`
     intervals: tuple[tuple[int, int], ...] = ()
-    divided: Axis = ()  # axes along which other ranks hold other parts
+    divided: Axis = ()  # axes along which other ranks hold other parts; never the pipeline
     partial: Axis = ()  # axes besides the samples' over which its gradient is yet to be summed
     counted: bool = True  # False: another stage has it too, which counts it in the norm and saves it
 
@@ -55,7 +55,7 @@ class CutTable:
         return not isinstance(tensor, DTensor) and not self.cut(name).intervals
 
     def sum_gradients(self) -> None:
-        """In place, each over the ranks along its axes. FSDP has summed those that it divides."""
+        """In place, each over the ranks along its axes. FSDP has summed its own over data and shard."""
         by_axes: dict[Axis, list[nn.Parameter]] = {}
         for name, weight in self.weights.items():
             axes = self.cut(name).partial + (() if isinstance(weight, DTensor) else SAMPLES)
@@ -156,7 +156,7 @@ def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _within(intervals: Sequence[tuple[int, int]], first: int, count: int) -> tuple[tuple[int, int], ...]:
-    """What of the intervals, laid one after the other, is in [first, first + count)."""
+    """The rows of the whole at positions [first, first + count) of the intervals put end to end."""
     rows: list[tuple[int, int]] = []
     at = 0
     for start, stop in intervals:

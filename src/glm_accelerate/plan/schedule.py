@@ -1,5 +1,5 @@
-"""A pipeline as arithmetic: which layers make a stage, in which order a stage runs its passes, and when it
-has. The trainer follows the order, the plan adds up its time.
+"""A pipeline as arithmetic: which layers make a stage, in which order a stage runs its passes, and how
+long that takes. The trainer follows the order, the plan adds up its time.
 """
 
 from collections.abc import Callable, Sequence

@@ -31,7 +31,7 @@ STARTED = 4e-4  # seconds in which a host starts a block's kernels, forward and 
 ACTIVATION = 2  # bytes
 LOGIT = 12  # bytes that are read and written for a logit and its gradient
 SETTLED = 4  # times as many passes as stages: from there on each takes what the slowest stage takes
-AXES = ("pipeline", "data", "shard", "context", "tensor")  # innermost last, as ranks are laid out
+AXES = ("pipeline", "data", "shard", "context", "tensor")  # to count with, innermost last
 
 
 Fits = Callable[[int, int, int], bool]  # of a stage, and the first and the last but one of its layers
@@ -39,7 +39,9 @@ Fits = Callable[[int, int, int], bool]  # of a stage, and the first and the last
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """How ranks share a step. Those along `data` and `shard` take other samples."""
+    """How ranks share a step. Those along `data` and `shard` take different samples; `context` ranks are not
+    counted among them here, as they are in parallel/place.py.
+    """
 
     pipeline: int = 1
     data: int = 1
@@ -48,7 +50,7 @@ class RankLayout:
     tensor: int = 1
     micro_tokens: int = 2048  # of a pass on one rank
     recompute: float = 0.0  # part of the forward pass that is computed again
-    chunks: int = 1  # parts of the model that a stage has, where stages are interleaved
+    chunks: int = 1  # parts of the model that a stage has, in other trainers' published runs; ours has 1
 
     @property
     def ranks(self) -> int:

@@ -35,7 +35,7 @@ from glm_accelerate.training.resume import Resumed, resume
 from glm_accelerate.training.saver import saver_of
 from glm_accelerate.training.settle import Settled, Start, settle, take_effect
 from glm_accelerate.training.state import Progress
-from glm_accelerate.training.step import passes_of
+from glm_accelerate.training.step import forward_backward_of
 from glm_accelerate.training.watch import held_already, keep_to_limit, neighbours, watch_over
 
 
@@ -127,7 +127,7 @@ def _run(
     before: int,
 ) -> Run:
     config, plan, device = settled.config, settled.plan, model.embed.device
-    passes = passes_of(model, device, life.place, offload="activations" in plan.offload)
+    passes = forward_backward_of(model, device, life.place, offload="activations" in plan.offload)
     branch = Branch(life, progress.position if settled.choice.paths else -1, settled.choice.explicit)
     return Run(
         config,

@@ -47,7 +47,7 @@ class WholeModel:
     offload: bool = False
 
     def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
-        batches = self.passes(step)
+        batches = self.batches_of(step)
         total = torch.zeros((), device=self.device)
         for batch in batches:
             loss = self.loss_of(batch, scale / max(1, step.targets))
@@ -55,7 +55,7 @@ class WholeModel:
             total += loss.detach()
         return total / scale
 
-    def passes(self, step: Step) -> list[Batch]:
+    def batches_of(self, step: Step) -> list[Batch]:
         """The batches that are run; weights are told in which dtype to add gradients up."""
         together = self.place.samples[1] > 1  # ranks wait for each other: they run empty batches, too
         # A gradient that nothing is added to stays as its product made it; sums are float32.
@@ -104,28 +104,30 @@ class StagedModel:
     stage: Stage
 
     def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
-        whole, stage, batches = self.whole, self.stage, self.whole.passes(step)
-        total = torch.zeros((), device=whole.device)
+        model, stage, batches = self.whole, self.stage, self.whole.batches_of(step)
+        total = torch.zeros((), device=model.device)
         waiting: dict[int, tuple[Tensor | None, Tensor]] = {}
         _draw_apart(stage.index)
         for way, number in one_forward_one_backward(stage.index, stage.count, len(batches)):
             if way == "backward":
                 stage.backward(*waiting.pop(number))
             elif stage.last:
-                loss = whole.loss_of(batches[number], scale / max(1, step.targets))
+                loss = model.loss_of(batches[number], scale / max(1, step.targets))
                 waiting[number] = stage.entered, loss
                 total += loss.detach()
             else:
-                out = whole.hidden_of(batches[number])
+                out = model.hidden_of(batches[number])
                 waiting[number] = stage.entered, out
-        stage.finish(whole.model.embed)
+        stage.finish(model.model.embed)
         return total / scale
 
 
-def passes_of(model: Decoder, device: torch.device, place: Place, offload: bool = False) -> ForwardBackward:
+def forward_backward_of(
+    model: Decoder, device: torch.device, place: Place, offload: bool = False
+) -> ForwardBackward:
     """What makes a step's gradients with this model, as it lies over the ranks."""
-    whole = WholeModel(model, device, place, offload)
-    return StagedModel(whole, model.stage) if isinstance(model.stage, Stage) else whole
+    all_layers = WholeModel(model, device, place, offload)
+    return StagedModel(all_layers, model.stage) if isinstance(model.stage, Stage) else all_layers
 
 
 def _draw_apart(number: int) -> None:
@@ -136,7 +138,9 @@ def _draw_apart(number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step did. Not applied: its gradients were not finite and the weights are as before."""
+    """What a step did. Not applied: its gradients were not finite, or it had no targets; the weights are as
+    before.
+    """
 
     loss: float
     grad_norm: float
@@ -148,7 +152,7 @@ class StepOutcome:
 def train_step(
     passes: ForwardBackward, mover: Mover, step: Step, rate: float, scale: float = 1.0, place: Place = SINGLE
 ) -> StepOutcome:
-    """All ranks apply it or none does. `scale`: of the loss, in float16."""
+    """All ranks apply the update or none does. `scale`: of the loss, in float16."""
     mover.begin(rate, sum(batch.targets > 0 for batch in step.batches))
     loss = passes(step, scale)
     mover.sum_gradients()
