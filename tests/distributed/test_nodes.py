@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,12 @@ import yaml
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.cli.main import main
 from glm_accelerate.observe.events import read_events
+from glm_accelerate.parallel.launch import launch
+from glm_accelerate.parallel.nodes import Terms
+from glm_accelerate.parallel.seats import Several
+from glm_accelerate.parallel.wire import Endpoint
+from glm_accelerate.runtime.env import launched
+from glm_accelerate.runtime.errors import ExitCode
 from tests.warm import Warm
 
 Said = dict[str, Any]
@@ -202,6 +210,35 @@ def test_a_mistake_on_one_node_ends_all(
         assert "error: rank 1 on B differs from rank 0 on A: data " in " ".join(heard.split())
         assert not (tmp_path / "run").exists()
     assert "starting again" not in heard
+
+
+def one_is_slow_to_say_it(_: object) -> int:
+    """Two ranks of one mistake, of which the first reports it, when the second has ended."""
+    place = launched()
+    assert place is not None
+    if place.rank:
+        return ExitCode.AFTER_ANOTHER
+    time.sleep(2)
+    return ExitCode.USERS_INPUT
+
+
+def take_part(meeting: Endpoint, ended: "SimpleQueue[int]") -> None:
+    several = Several(meeting, Terms(2, 2), {})
+    ended.put(launch(one_is_slow_to_say_it, None, 1, int, ExitCode.USERS_INPUT, several=several))
+
+
+def test_whoever_has_yet_to_report_a_mistake_is_left_alone() -> None:
+    """Ended because of it, the others would start the job again."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        meeting = Endpoint("127.0.0.1", found.getsockname()[1])
+    context = get_context("spawn")
+    ended: SimpleQueue[int] = context.SimpleQueue()
+    nodes = [context.Process(target=take_part, args=(meeting, ended)) for _ in range(2)]
+    for each in nodes:
+        each.start()
+    for each in nodes:
+        each.join(60)
+    assert [ended.get(), ended.get()] == [ExitCode.USERS_INPUT] * 2
 
 
 @pytest.mark.prove

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from glm_accelerate.parallel import heartbeat
-from glm_accelerate.parallel.nodes import Begin, End, Ended, Join, Order, Over, Stopping
+from glm_accelerate.parallel.nodes import Begin, End, Ended, Hub, Join, Order, Over, Stopping, Terms
 from glm_accelerate.parallel.seats import Guest, Host, Several, say, seated
 from glm_accelerate.parallel.wire import interface_of
 from glm_accelerate.runtime import env
@@ -59,6 +59,8 @@ def launch(
     env.few_kernels()
     if several is not None:
         env.quiet_store()
+    endpoint = None if several is None else several.endpoint
+    terms, facts = (Terms(), {}) if several is None else (several.terms, several.facts)
     with tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True) as folder:
         env.share_signs(Path(folder))
         job = _Job(Path(folder), entry, task, ranks, final, fork=load is not None and can_fork())
@@ -67,8 +69,9 @@ def launch(
             if job.fork and load is not None:
                 load()
             while True:
-                join = Join(env.node_name(), ranks, {} if several is None else several.facts)
-                with seated(several, join, progress, final, lambda: job.stopping, job.name) as seat:
+                hub = Hub(job.name, terms, progress, final, facts)
+                join = Join(env.node_name(), ranks, facts)
+                with seated(endpoint, join, hub, lambda: job.stopping) as seat:
                     code = _take_part(job, seat)
                 if code is not None:
                     return code
@@ -205,6 +208,9 @@ class _Job:
             if not slept:
                 self._watch()
             for order in orders:
+                if isinstance(order, End) and order.second:
+                    ends = min(ends, looked + 2 * GRACE)  # one of ours may be about to say what is wrong
+                    continue
                 asked = True
                 if isinstance(order, End):
                     if order.why:

@@ -59,10 +59,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A node's ranks are to end: others are gone. `lost`: so is their machine, and nobody will answer."""
+    """A node's ranks are to end: others are gone. `lost`: so is their machine, and nobody will answer.
+    `second`: those others ended because of a failure that has yet to be reported, perhaps by these ranks.
+    """
 
     why: str
     lost: bool = False
+    second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ class Hub:
         self._reports.append(report)
         if report.code is None or report.code == self.final:
             cause = "" if report.second else f"node {member.name}: {report.cause}"
-            self._break_off(End(cause))
+            self._break_off(End(cause, second=report.second))
             self._cause = self._cause or cause
 
     def stop(self, member: Member) -> None:

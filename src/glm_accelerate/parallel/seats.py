@@ -187,17 +187,12 @@ class Several:
 
 @contextmanager
 def seated(
-    several: Several | None,
-    join: Join,
-    progress: Callable[[], int],
-    final: int,
-    stopping: Callable[[], bool],
-    name: str,
+    endpoint: Endpoint | None, join: Join, hub: Hub, stopping: Callable[[], bool]
 ) -> Generator[Host | Guest | None, None, None]:
-    """A place in the job, while entered: at the meeting point if its address is ours and nobody has it yet.
-    None if a stop was asked for before anybody could be reached.
+    """A place in the job, while entered: with the hub at the meeting point, if its address is ours and nobody
+    has it yet. None if a stop was asked for before anybody could be reached.
     """
-    seat = _take(several, join, progress, final, stopping, name)
+    seat = _host(hub, join, None) if endpoint is None else _take(endpoint, join, hub, stopping)
     if seat is None:
         yield None
         return
@@ -208,21 +203,12 @@ def seated(
         seat.close()
 
 
-def _take(
-    several: Several | None,
-    join: Join,
-    progress: Callable[[], int],
-    final: int,
-    stopping: Callable[[], bool],
-    name: str,
-) -> Host | Guest | None:
-    if several is None:
-        return _host(Hub(name, Terms(), progress, final, {}), join, None)
-    endpoint, ends, told = several.endpoint, time.monotonic() + MEETING, False
+def _take(endpoint: Endpoint, join: Join, hub: Hub, stopping: Callable[[], bool]) -> Host | Guest | None:
+    ends, told = time.monotonic() + MEETING, False
     while not stopping():
         if (listener := endpoint.listen()) is not None:
             say(f"this node, {join.name}, is the meeting point {endpoint}")
-            return _host(Hub(name, several.terms, progress, final, several.facts), join, listener)
+            return _host(hub, join, listener)
         if (guest := _guest(endpoint, join)) is not None:
             say(f"this node, {join.name}, has joined {endpoint}")
             return guest

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from glm_accelerate.parallel import wire
-from glm_accelerate.parallel.nodes import Begin, End, Ended, Join, Order, Over, Stop, Stopping, Terms
-from glm_accelerate.parallel.seats import Guest, Host, Several, seated
+from glm_accelerate.parallel.nodes import Begin, End, Ended, Hub, Join, Order, Over, Stop, Stopping, Terms
+from glm_accelerate.parallel.seats import Guest, Host, seated
 from glm_accelerate.parallel.wire import Endpoint
 
 FACTS = {"torch": "2.13.0"}
@@ -26,7 +26,6 @@ def sit() -> Generator[Callable[..., Seat]]:
     with ExitStack() as held:
 
         def do(name: str, nodes: tuple[int, int] = (2, 2), facts: dict[str, str] = FACTS) -> Seat:
-            several = Several(endpoint, Terms(*nodes), facts)
             if there:  # connected to by hand, so that one thread can play both
                 line = endpoint.connect()
                 assert line is not None
@@ -35,7 +34,12 @@ def sit() -> Generator[Callable[..., Seat]]:
                 held.callback(line.close)
             else:
                 seat = held.enter_context(
-                    seated(several, Join(name, 1, facts), int, FINAL, lambda: False, "job")
+                    seated(
+                        endpoint,
+                        Join(name, 1, facts),
+                        Hub("job", Terms(*nodes), int, FINAL, facts),
+                        lambda: False,
+                    )
                 )
             assert seat is not None
             there.append(seat)
@@ -137,7 +141,7 @@ def test_one_that_differs_is_refused(sit: Callable[..., Seat]) -> None:
 
 
 def test_nobody_at_the_meeting_point_is_waited_for_until_a_stop() -> None:
-    several = Several(Endpoint("192.0.2.1", 29500), Terms(2, 2), FACTS)
+    endpoint, hub = Endpoint("192.0.2.1", 29500), Hub("job", Terms(2, 2), int, FINAL, FACTS)
     asked = iter([False, True])
-    with seated(several, Join("A", 1, FACTS), int, FINAL, lambda: next(asked), "job") as seat:
+    with seated(endpoint, Join("A", 1, FACTS), hub, lambda: next(asked)) as seat:
         assert seat is None
