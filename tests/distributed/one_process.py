@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from glm_accelerate.assemble.tensors import trained
@@ -19,6 +21,7 @@ from glm_accelerate.parallel.context import share_documents
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.pipeline import keep_stage
 from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
+from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.parallel.shard import shard
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.parallel.tensor import cut_model
@@ -38,6 +41,14 @@ DOCUMENTS: tuple[tuple[tuple[int, ...], ...], ...] = (  # rows of each batch
     ((7, 9), (16,), (2, 14)),
 )
 NOTHING = dict[Tensor, Tensor]()
+
+
+def joined(rank: int, ranks: int, folder: Path) -> Ranks:
+    """This process as one of so many, that meet in a folder."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "meeting"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    return Ranks(rank, ranks, store)
 
 
 def model_of(sizes: Sizes, method: str, dropout: float = 0.0) -> Decoder:

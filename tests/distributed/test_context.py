@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 import yaml
 from torch import Tensor
@@ -24,9 +23,9 @@ from glm_accelerate.models.bind import compute_in
 from glm_accelerate.models.layout import Layout
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.place import SINGLE, Axes, Place
-from glm_accelerate.parallel.ranks import Ranks, leave
+from glm_accelerate.parallel.ranks import leave
 from glm_accelerate.training.step import forward_backward_of
-from tests.distributed.one_process import CPU, MODELS, STEPS, divide, model_of, same_as_one
+from tests.distributed.one_process import CPU, MODELS, STEPS, divide, joined, model_of, same_as_one
 
 Said = dict[str, Any]
 LIMIT = 64  # tokens of a pass
@@ -85,16 +84,14 @@ def laid(lengths: Sequence[int], place: Place) -> list[Step]:
 
 
 def one_rank(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "meeting"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    here = joined(rank, ranks, folder)
     for layout, (axes, layers) in LAYOUTS.items():
         if axes.count(*axes.sizes) != ranks:
             continue
         for what, lengths in DATA.items():
             for method, recompute in (("full", False), ("full", True), ("lora", False)):
                 same_as_one(
-                    Place(Ranks(rank, ranks, store), axes),
+                    Place(here, axes),
                     replace(MODELS["glm4"], layers=2),
                     method,
                     f"{layout}, {what}, {method}, {recompute}",
@@ -102,11 +99,12 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                     partial(laid, lengths),
                     recompute,
                 )
-    place = Place(Ranks(rank, ranks, store), Axes(data=ranks, context=ranks))
+    place = Place(here, Axes(data=ranks, context=ranks))
     isolated(place)
     if lacking() is None:
         native(place)
-    leave(store, ranks)
+    assert here.store is not None
+    leave(here.store, ranks)
 
 
 def native(place: Place) -> None:

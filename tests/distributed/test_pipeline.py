@@ -18,7 +18,7 @@ from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.training.state import restore, resume_tensors
 from glm_accelerate.training.step import forward_backward_of, train_step
-from tests.distributed.one_process import CPU, GLM4, MODELS, divide, model_of, same_as_one, step_of
+from tests.distributed.one_process import CPU, GLM4, MODELS, divide, joined, model_of, same_as_one, step_of
 
 LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
     "pipeline 2": (Axes(pipeline=2), (2, 3)),
@@ -32,21 +32,20 @@ LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
 
 
 def one_rank(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "meeting"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    here = joined(rank, ranks, folder)
     for layout, (axes, layers) in LAYOUTS.items():
         if axes.count(*axes.sizes) != ranks:
             continue
         for family, sizes in MODELS.items():
             for method in ("full", "lora") if ranks < 8 or family == "glm4" else ():
                 sizes = replace(sizes, layers=sum(layers))
-                place = Place(Ranks(rank, ranks, store), axes)
+                place = Place(here, axes)
                 same_as_one(place, sizes, method, f"{layout}, {family}, {method}", layers)
-    look_on(Place(Ranks(rank, ranks, store), Axes(pipeline=ranks)))
+    look_on(Place(here, Axes(pipeline=ranks)))
     if ranks == 4:
-        hand_on(Ranks(rank, ranks, store), folder)
-    leave(store, ranks)
+        hand_on(here, folder)
+    assert here.store is not None
+    leave(here.store, ranks)
 
 
 def look_on(place: Place) -> None:

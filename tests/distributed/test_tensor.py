@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
 from glm_accelerate.parallel.place import Axes, Place
-from glm_accelerate.parallel.ranks import Ranks, leave
+from glm_accelerate.parallel.ranks import leave
 from glm_accelerate.parallel.tensor import cut_model
-from tests.distributed.one_process import GLM4, MODELS, model_of, same_as_one
+from tests.distributed.one_process import GLM4, MODELS, joined, model_of, same_as_one
 
 LAYOUTS = {
     "tensor 2": Axes(tensor=2),
@@ -24,9 +23,7 @@ LAYOUTS = {
 
 
 def one_rank(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "meeting"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    here = joined(rank, ranks, folder)
     for layout, axes in LAYOUTS.items():
         if axes.count(*axes.sizes) != ranks:
             continue
@@ -36,13 +33,14 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                     continue
                 if axes.query > axes.tensor:
                     sizes = replace(sizes, kv_heads=1)
-                place = Place(Ranks(rank, ranks, store), axes)
+                place = Place(here, axes)
                 same_as_one(place, sizes, method, f"{layout}, {family}, {method}")
         for kind in ("nf4", "int8") if axes.query == 1 else ():
             sizes = replace(GLM4, head_width=16, rope_width=8, mlp_width=128)  # parts of whole blocks
-            same_as_one(Place(Ranks(rank, ranks, store), axes), sizes, kind, f"{layout}, {kind}")
-    drop(Place(Ranks(rank, ranks, store), Axes(tensor=2, data=ranks // 2)))
-    leave(store, ranks)
+            same_as_one(Place(here, axes), sizes, kind, f"{layout}, {kind}")
+    drop(Place(here, Axes(tensor=2, data=ranks // 2)))
+    assert here.store is not None
+    leave(here.store, ranks)
 
 
 def drop(place: Place) -> None:

@@ -33,9 +33,7 @@ class Layout:
         assert not pieces or len(documents) == 1, "pieces are of one row"
         starts = [piece.start for piece in pieces]
         rows = [
-            torch.cat(
-                [torch.arange(length) + start for length, start in zip_longest(row, starts, fillvalue=0)]
-            )
+            torch.cat([torch.arange(a, a + n) for n, a in zip_longest(row, starts, fillvalue=0)])
             for row in documents
         ]
         positions_BT = send(torch.stack(rows), torch.device(device))

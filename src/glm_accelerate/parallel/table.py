@@ -79,8 +79,11 @@ class CutTable:
         if not any(by_axes) and not staged:
             return norm(by_axes.get((), []))
         squares = [self._square(norm(each), axes) for axes, each in by_axes.items()]
-        none = torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
-        total = torch.stack(squares).sum() if squares else none
+        if not squares:  # of a step that taught this stage nothing
+            squares.append(
+                torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
+            )
+        total = torch.stack(squares).sum()
         self.place.sum_(total, "pipeline")
         return total.sqrt()
 

@@ -124,8 +124,9 @@ class _Cutter:
         cut = Cut(0, whole, tuple(spans), divided, partial)
         for leaf in ("weight", "bias", "lora_B"):
             self.keep(f"{name}.{leaf}", layer, cut)
-        for leaf in ("codes", "scales", "levels") if layer.packed is not None else ():
-            self.keep(f"{name}.packed.{leaf}", layer.packed, cut)
+        if layer.packed is not None:
+            for leaf in ("codes", "scales", "levels"):
+                self.keep(f"{name}.packed.{leaf}", layer.packed, cut)
         self.cuts[f"{name}.lora_A"] = Cut(partial=TENSOR)
 
     def inputs(self, name: str, layer: nn.Module, span: Span) -> None:
@@ -152,9 +153,8 @@ class _Cutter:
             self.keep(f"{name}.{leaf}", packed, Cut(1, width, (columns,), TENSOR))
         packed.inputs = span[1] - span[0]
 
-    def keep(self, name: str, owner: nn.Module | None, cut: Cut) -> None:
+    def keep(self, name: str, owner: nn.Module, cut: Cut) -> None:
         """Of the owner's parameter, if there is one, what is cut for this rank."""
-        assert owner is not None
         leaf = name.rpartition(".")[2]
         whole = dict(owner.named_parameters(recurse=False)).get(leaf)
         if whole is None:

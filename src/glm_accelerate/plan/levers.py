@@ -70,32 +70,28 @@ def possible(setting: Setting) -> bool:
     return conflict(job, float(job.clips)) is None
 
 
-def _shared_lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
-    """What ranks that share every product cannot have yet."""
-    shared = job.tensor > 1
-    yield "tensor", shared and job.method == "prefix", "adapt.method=prefix"
-    blocks = job.sizes.mlp_width % BLOCK or job.sizes.heads * job.sizes.head_width % BLOCK
-    yield "tensor", shared and job.base == "nf4" and bool(blocks), "adapt.base=nf4 and parts of its blocks"
-    yield "tensor", shared and job.compute == "fp8", "precision.compute=fp8"
-    yield "tensor", shared and job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"
-    yield "tensor", shared and bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
-
-
-def _staged_lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
-    """What stages of a pipeline cannot have yet."""
-    staged = bool(job.stages)
-    yield "pipeline", staged and job.method in ("prefix", "freeze"), f"adapt.method={job.method}"
-    yield "pipeline", staged and job.compute == "float16", "precision.compute=float16"
-    yield "pipeline", staged and bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
-
-
-def _documents_whole(job: Job) -> tuple[tuple[bool, str], ...]:
-    """What ranks that share documents cannot have yet."""
-    return (
-        (job.method == "prefix", "adapt.method=prefix"),
-        (job.compute == "float16", "precision.compute=float16"),
-        (bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"),
-    )
+def _lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
+    """What ranks that share products, layers or documents cannot have yet: by axis, and whether this one asks
+    for it.
+    """
+    offload = bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
+    float16 = job.compute == "float16", "precision.compute=float16"
+    method = f"adapt.method={job.method}"
+    if job.tensor > 1:
+        blocks = job.sizes.mlp_width % BLOCK or job.sizes.heads * job.sizes.head_width % BLOCK
+        yield "tensor", job.method == "prefix", method
+        yield "tensor", job.base == "nf4" and bool(blocks), "adapt.base=nf4 and parts of its blocks"
+        yield "tensor", job.compute == "fp8", "precision.compute=fp8"
+        yield "tensor", job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"
+        yield "tensor", *offload
+    if job.stages:
+        yield "pipeline", job.method in ("prefix", "freeze"), method
+        yield "pipeline", *float16
+        yield "pipeline", *offload
+    if job.context > 1:
+        yield "context", job.method == "prefix", method
+        yield "context", *float16
+        yield "context", *offload
 
 
 def conflict(job: Job, clip: float) -> UserError | None:
@@ -149,11 +145,7 @@ def conflict(job: Job, clip: float) -> UserError | None:
         ),
         *(
             (lacks, f"{what} cannot go with parallel.{axis}", "one of the two")
-            for axis, lacks, what in (*_shared_lacks(job), *_staged_lacks(job))
-        ),
-        *(
-            (job.context > 1 and lacks, f"{what} cannot go with parallel.context", "one of the two")
-            for lacks, what in _documents_whole(job)
+            for axis, lacks, what in _lacks(job)
         ),
     )
     return next((UserError(what, cure=cure) for applies, what, cure in rules if applies), None)
