@@ -61,10 +61,16 @@ def model_of(sizes: Sizes, method: str, dropout: float = 0.0) -> Decoder:
     if sizes.tied:
         model.head.weight = model.embed
     base = method if method in ("nf4", "int8", "fp8") else "auto"
-    section = AdaptSection(method="lora" if base == method else method, dropout=dropout, base=base)  # pyright: ignore[reportArgumentType]
+    section = AdaptSection(
+        method="lora" if base == method else method,  # pyright: ignore[reportArgumentType]
+        dropout=dropout,
+        base=base,
+        prefix_tokens=3,
+        layers=1,
+    )
     adapt(model, section, 0)
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
+        if "lora_" in name or "prefix" in name:
             parameter.data = torch.randn(parameter.shape, dtype=torch.float64) * 0.2
     bind_operators(model)
     return model.train()
@@ -123,7 +129,7 @@ def trace(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of the first step by name, and loss and norm of each; the model has made all steps then."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    mover = Watched(torch.optim.AdamW(weights, lr=1e-2, foreach=False), table, clip=0.5)
+    mover = Watched(torch.optim.AdamW([{"params": weights}], lr=1e-2, foreach=False), table, clip=0.5)
     mover.first, passes = NOTHING, forward_backward_of(model, CPU, place)
     steps = [train_step(passes, mover, step, 1e-2, place=place) for step in data]
     gradients = {name: mover.first[weight] for name, weight in trained(model).items()}

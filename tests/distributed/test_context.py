@@ -89,7 +89,7 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
         if axes.count(*axes.sizes) != ranks:
             continue
         for what, lengths in DATA.items():
-            for method, recompute in (("full", False), ("full", True), ("lora", False)):
+            for method, recompute in (("full", False), ("full", True), ("lora", False), ("prefix", False)):
                 same_as_one(
                     Place(here, axes),
                     replace(MODELS["glm4"], layers=2),

@@ -37,7 +37,8 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
         if axes.count(*axes.sizes) != ranks:
             continue
         for family, sizes in MODELS.items():
-            for method in ("full", "lora") if ranks < 8 or family == "glm4" else ():
+            methods = ("full", "lora", "prefix", "freeze") if family == "glm4" else ("full", "lora")
+            for method in methods if ranks < 8 or family == "glm4" else ():
                 sizes = replace(sizes, layers=sum(layers))
                 place = Place(here, axes)
                 same_as_one(place, sizes, method, f"{layout}, {family}, {method}", layers)

@@ -50,12 +50,15 @@ def choices(events: list[Said]) -> list[Said]:
     return [event for event in kinds(events, "decision") if "wide" in event]
 
 
-@pytest.mark.parametrize(("ranks", "shard"), [(2, "off"), (3, "full")])
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [(2, "shard=off"), (3, "shard=full"), (2, "pipeline=2"), (2, "context=2 train.micro_tokens=64")],
+)
 def test_ranks_skip_and_choose_together(
-    ranks: int, shard: str, config: Path, tmp_path: Path, go: Callable[..., str]
+    ranks: int, layout: str, config: Path, tmp_path: Path, go: Callable[..., str]
 ) -> None:
     go(config, tmp_path / "one", 1)
-    go(config, tmp_path / "many", ranks, f"parallel.shard={shard}")
+    go(config, tmp_path / "many", ranks, *f"parallel.{layout}".split())
     one, many = events_of(tmp_path / "one"), events_of(tmp_path / "many")
     for events in (one, many):
         (told,) = choices(events)

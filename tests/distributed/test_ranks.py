@@ -76,6 +76,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
         ("lora", 4, "tensor=2 parallel.shard=full"),
         ("full", 4, "pipeline=2 parallel.shard=full"),
         ("lora", 2, "pipeline=2"),
+        ("freeze", 2, "pipeline=2"),
+        ("prefix", 4, "tensor=2 parallel.pipeline=2"),
+        ("lora", 4, "tensor=2 parallel.pipeline=2 memory.offload=[activations,weights]"),
         pytest.param("full", 2, "shard=full", marks=pytest.mark.prove),
         pytest.param("lora", 3, "shard=full", marks=pytest.mark.prove),
         pytest.param("lora", 2, "tensor=2", marks=pytest.mark.prove),
@@ -84,7 +87,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_n_ranks_learn_what_one_learns(
     method: str, ranks: int, layout: str, config: Path, tmp_path: Path, go: Callable[..., str]
 ) -> None:
-    more = [f"adapt.method={method}", "adapt.dropout=0.0"]
+    more = [f"adapt.method={method}", "adapt.dropout=0.0", "adapt.layers=1"]
     go(config, tmp_path / "one", 1, *more)
     go(config, tmp_path / "many", ranks, *more, *f"parallel.{layout}".split())
     one, many = figures(tmp_path / "one"), figures(tmp_path / "many")

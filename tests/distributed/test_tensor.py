@@ -28,7 +28,7 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
         if axes.count(*axes.sizes) != ranks:
             continue
         for family, sizes in MODELS.items():
-            for method in ("full", "lora"):
+            for method in ("full", "lora", "prefix"):
                 if axes.query > 1 and sizes.fused_qkv:
                     continue
                 if axes.query > axes.tensor:

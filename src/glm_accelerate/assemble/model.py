@@ -79,7 +79,7 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place 
     cuts = cut_model(model, place) if place.count(*TENSOR) > 1 else {}
     if recipe.stages:
         cuts = keep_stage(model, place, recipe.stages, device, cuts)
-    table = CutTable(place=place, cuts=cuts)
+    table = CutTable(place=place, cuts=cuts, device=device)
     if place.axes.context > 1:
         share_documents(model, place)
     if place.axes.shard > 1:

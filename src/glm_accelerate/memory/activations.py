@@ -34,8 +34,9 @@ def forward_backward(ops: Operators, around: Around) -> None:
     out = hidden(ops, around)
     if ops.job.heads:
         out = _loss(ops, out)
+    if out.edge is None:  # a stage in which nothing trains
+        return
     room.phase = "backward"
-    assert out.edge is not None
     out.edge.gradient = out if ops.job.heads else ops.kept(ops.H)  # the next stage's
     if ops.job.heads:
         del out
@@ -46,7 +47,8 @@ def hidden(ops: Operators, around: Around) -> Value:
     """What the head reads, or the next stage."""
     job, s = ops.job, ops.job.sizes
     full = job.method == "full"
-    x = _embedded(ops, full) if job.embeds else Value(ops.tape.room, ops.H, Edge())
+    received = None if job.method == "freeze" and job.last < s.layers else Edge()
+    x = _embedded(ops, full) if job.embeds else Value(ops.tape.room, ops.H, received)
     positions = ops.kept(INDEX * ops.tokens)
     table = ops.kept(ops.wide(s.rope_width))
     prefix = ops.prefix() if job.method == "prefix" else []

@@ -1,6 +1,7 @@
 """What a run's memory depends on, and what a prediction of it says: the joint between plan and model."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from glm_accelerate.kernels.choose import Form
@@ -23,6 +24,7 @@ class Job:
     dropout: float = 0.1  # lora, prefix
     last: int = 2  # freeze: how many blocks train
     prefix_tokens: int = 128  # prefix
+    prefix_width: int = 0  # ... numbers of each, for all layers and heads of the model; 0: as `sizes` say
     base: str = "bfloat16"  # of frozen weights: a dtype, or nf4, int8, fp8 for layers inside blocks
     rest: str = "bfloat16"  # of frozen weights outside them, where `base` is packed
     compute: str = "bfloat16"
@@ -61,14 +63,15 @@ class Job:
 
     def of_stages(self) -> list["Job"]:
         """Those of the ranks of each stage; itself, where there are none."""
-        count = len(self.stages)
-        return [self.of_stage(stage, count, layers) for stage, layers in enumerate(self.stages)] or [self]
+        bounds = pairwise(accumulate(self.stages, initial=0))
+        return [self.of_stage(stage, len(self.stages), *each) for stage, each in enumerate(bounds)] or [self]
 
-    def of_stage(self, stage: int, count: int, layers: int) -> "Job":
-        """That of the ranks of one of so many stages, which has so many layers."""
+    def of_stage(self, stage: int, count: int, start: int, stop: int) -> "Job":
+        """That of the ranks of one of `count` stages, which has these layers."""
         return replace(
             self,
-            sizes=replace(self.sizes, layers=layers),
+            sizes=replace(self.sizes, layers=stop - start),
+            last=min(max(0, self.last - (self.sizes.layers - stop)), stop - start),
             stages=(),
             embeds=stage == 0,
             heads=stage == count - 1,

@@ -11,7 +11,16 @@ from glm_accelerate.kernels.choose import SHORT, Form
 from glm_accelerate.kernels.quantized import nf4_path
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.rehearsal import Held, Tape, Value, WeightGradient
-from glm_accelerate.memory.weights import PACKED, SIZE, WIDE, Layer, copied, frozen_dtype, trained_size
+from glm_accelerate.memory.weights import (
+    PACKED,
+    SIZE,
+    WIDE,
+    Layer,
+    copied,
+    frozen_dtype,
+    prefix_width,
+    trained_size,
+)
 
 UNPACKED = 1 << 22  # weights that kernels/quantized.py unpacks at once
 # oneDNN's scratch memory for a product in bfloat16 on a CPU, measured on one thread (two: up to twice that):
@@ -326,7 +335,7 @@ class Operators:
         """Learnt keys and values of every layer, views of one tensor, with a dropout before."""
         s = self.job.sizes
         each = self.job.prefix_tokens * s.kv_heads * s.head_width * WIDE
-        size = each * 2 * s.layers
+        size = self.job.prefix_tokens * prefix_width(self.job) * WIDE
         noise = size if self.job.dropout else 0
         parameter = None if noise else self.kept(0)  # without a dropout they are views of the parameter
         weights = [self.learn(size)]

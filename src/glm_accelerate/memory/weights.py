@@ -81,6 +81,12 @@ def block_trains(job: Job, block: int) -> bool:
     return job.method == "full" or (job.method == "freeze" and block >= job.sizes.layers - job.last)
 
 
+def prefix_width(job: Job) -> int:
+    """Numbers of a prefix token: a rank has those of all layers and heads."""
+    s = job.sizes
+    return job.prefix_width or s.layers * 2 * s.kv_heads * s.head_width
+
+
 def trained_size(job: Job) -> int:
     """Bytes of a number of the model's own weights, where they train: float32 masters may be on the host."""
     return SIZE[job.compute] if "optimizer" in job.offload and job.compute in SIZE else WIDE
@@ -105,8 +111,7 @@ def weights_of(job: Job) -> Iterator[Weight]:
     if job.heads and not s.tied:
         yield Weight("head", -1, s.vocabulary, s.width, outside, full)
     if job.method == "prefix":
-        width = s.layers * 2 * s.kv_heads * s.head_width
-        yield Weight("adapter", -1, job.prefix_tokens, width, WIDE, True)
+        yield Weight("adapter", -1, job.prefix_tokens, prefix_width(job), WIDE, True)
 
 
 def _of_block(job: Job, block: int) -> Iterator[Weight]:

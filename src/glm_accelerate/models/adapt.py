@@ -133,11 +133,14 @@ class Prefix(nn.Module):
         weight = torch.empty(tokens, width).normal_(generator=generator)
         self.weight = nn.Parameter(weight if model.embed.is_meta else weight.to(model.embed.device))
         self.share = share
+        self.layers = slice(None)  # that are in this process,
+        self.heads = slice(None)  # ... and key heads
 
     def forward(self) -> list[tuple[Tensor, Tensor]]:
-        """(keys_KPD, values_KPD) of every layer."""
+        """(keys_KPD, values_KPD) of every layer that is here."""
         rows_PL2KD = dropout(self.weight, self.share, self.training).view(self.shape)
-        return [(layer[0], layer[1]) for layer in rows_PL2KD.permute(1, 2, 3, 0, 4).unbind(0)]
+        layers = rows_PL2KD.permute(1, 2, 3, 0, 4)[self.layers, :, self.heads]
+        return [(layer[0], layer[1]) for layer in layers.unbind(0)]
 
 
 def add_prefix(model: Decoder, tokens: int, share: float, seed: int = 0) -> None:

@@ -3,7 +3,7 @@
 Letters: B rows, T tokens, H width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,14 +47,20 @@ class Words(VocabularyPart, Protocol):
 
 
 class StageLink(Protocol):
-    """Of several processes, each has some of the layers: what enters them, and where what comes out goes."""
+    """Of several processes, each has some of the layers: what enters them, and where what comes out goes.
+    `carries`: the dtype of what enters a layer from another process, by the layer's number.
+    """
+
+    carries: Callable[[int], torch.dtype] | None
 
     @property
     def first(self) -> bool: ...
     @property
     def last(self) -> bool: ...
+    @property
+    def layers(self) -> int: ...
     def receive(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor: ...
-    def send(self, x: Tensor) -> None: ...
+    def send(self, x: Tensor) -> Tensor: ...
     def share(self, logits: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor: ...
 
 
@@ -158,8 +164,7 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.advance(None if cache.filled else layout.lengths)
         if stage is not None and not stage.last:
-            stage.send(x_BTH)
-            return x_BTH
+            return stage.send(x_BTH)
         return self.norm(x_BTH)
 
     def _entering(self, tokens_BT: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def build_optimizer(
     matrices = [parameter for parameter in trained if parameter.ndim >= 2]
     others = [parameter for parameter in trained if parameter.ndim < 2]
     decays = ((matrices, section.weight_decay), (others, 0.0))
-    groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
+    groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params or not trained]
     make = partial(_make, section, native)
     return make(groups) if host is None else HostOptimizer(groups, make, host, dtype=compute)
 

@@ -81,21 +81,32 @@ def extremes(ranks: Iterable[list[float]]) -> Extremes:
 
 
 class Mixed:
-    """Units of a model that compute in `narrow`, but for those that were moved to `wide`: at first, all."""
+    """Units of a model that compute in `narrow`, but for those that were moved to `wide`: at first, all.
+    `last`: what comes after the last of them, if it is here; other processes may have other units.
+    """
 
     def __init__(
-        self, units: Mapping[str, nn.Module], last: nn.Module, *, narrow: torch.dtype, wide: torch.dtype
+        self,
+        units: Mapping[str, nn.Module],
+        last: nn.Module | None,
+        *,
+        narrow: torch.dtype,
+        wide: torch.dtype,
     ) -> None:
         self.units, self.narrow, self.wide = dict(units), narrow, wide
-        self.moved = frozenset(units)
+        self.moved: frozenset[str] | None = None  # None: all
         for name, unit in units.items():
             unit.register_forward_pre_hook(partial(self._enter, name))
-        last.register_forward_hook(self._leave)
+        if last is not None:
+            last.register_forward_hook(self._leave)
 
     def move(self, names: Iterable[str]) -> None:
         """These compute in `wide` from here on, all others in `narrow`."""
         self.moved = frozenset(names)
-        assert self.moved <= self.units.keys()
+
+    def dtype(self, *names: str) -> torch.dtype:
+        """In which these units compute; `narrow` if any of them does."""
+        return self.wide if self.moved is None or self.moved.issuperset(names) else self.narrow
 
     @contextmanager
     def measured(self, scale: float) -> Generator[dict[str, Gauge], None, None]:
@@ -106,7 +117,7 @@ class Mixed:
             for name, unit in self.units.items()
             for part in unit.modules()
         ]
-        before, self.moved = self.moved, frozenset(self.units)
+        before, self.moved = self.moved, None
         try:
             yield gauges
         finally:
@@ -115,7 +126,7 @@ class Mixed:
                 hook.remove()
 
     def _enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        dtype = self.wide if name in self.moved else self.narrow
+        dtype = self.dtype(name)
         return tuple(
             each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each
             for each in inputs

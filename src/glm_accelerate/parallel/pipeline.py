@@ -3,7 +3,7 @@ as well, the last stage the final norm and the head. One tensor travels from sta
 back; what else a pass needs (its documents, its shapes) every rank has of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 
+from glm_accelerate.models.adapt import Prefix
 from glm_accelerate.models.decoder import Block, Decoder
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.place import Place
@@ -23,9 +24,12 @@ class Stage:
     """This rank's stage and its messages to its neighbours, which arrive in the order of sending."""
 
     place: Place
+    own: range  # the numbers of its layers
+    layers: int  # of all stages
     learns_before: bool  # whether earlier stages train anything: else no gradient is sent to them
     tied: bool = False  # the first stage and the last have the embedding, which is the head, too
     entered: Tensor | None = None  # what `receive` returned last
+    carries: Callable[[int], torch.dtype] | None = None  # what enters a layer from a stage, by its number
     _sent: list[tuple[Work, Tensor]] = field(default_factory=list[tuple[Work, Tensor]])
 
     @property
@@ -50,14 +54,21 @@ class Stage:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """What the stage before has sent for this pass."""
+        if self.carries is not None:
+            dtype = self.carries(self.own.start)
         self.entered = self._receive(torch.empty(shape, dtype=dtype, device=device), -1)
         return self.entered.requires_grad_(self.learns_before and torch.is_grad_enabled())
 
-    def send(self, x: Tensor) -> None:
-        """To the next stage, before which this one may be by a few passes where there are no gradients."""
+    def send(self, x: Tensor) -> Tensor:
+        """To the next stage, before which this one may be by a few passes where there are no gradients.
+        Returns what was sent.
+        """
+        if self.carries is not None:
+            x = x.to(self.carries(self.own.stop))
         while len(self._sent) > self.count and not torch.is_grad_enabled():
             self._sent.pop(0)[0].wait()
         self._send(x.detach(), 1)
+        return x
 
     def backward(self, entered: Tensor | None, out: Tensor) -> None:
         """Of a pass that came out as `out`: with the gradient that the next stage sends. That of what had
@@ -134,6 +145,12 @@ def keep_stage(
         for each in before
         for parameter in (each.parameters() if isinstance(each, nn.Module) else [each])
     )
+    cuts = dict(cuts)
+    if isinstance(model.prefix, Prefix):  # every stage has all of it, and uses its own layers' part
+        model.prefix.layers = slice(own.start, own.stop)
+        learns_before = not first
+        partial = ("pipeline", *cuts.get("prefix.weight", WHOLE).partial)
+        cuts["prefix.weight"] = Cut(partial=partial, counted=first)
     for number in range(bounds[-1]):
         if number not in own:
             delattr(model.layers, str(number))
@@ -149,7 +166,7 @@ def keep_stage(
         del model.norm, model.head
     model.sizes = replace(model.sizes, layers=len(own))
     place.meet()
-    model.stage = Stage(place, learns_before, tied)
+    model.stage = Stage(place, own, bounds[-1], learns_before, tied)
     kept = {name: cut for name, cut in cuts.items() if name in dict(model.named_parameters())}
     if tied and last:
         kept["embed"] = replace(kept.get("embed", WHOLE), counted=False)

@@ -16,6 +16,7 @@ from glm_accelerate.parallel.part import Part, as_part, local_of, part_of
 from glm_accelerate.parallel.place import ORDER, SAMPLES, SINGLE, Place
 
 BUCKET_BYTES = 32 * 2**20
+CPU = torch.device("cpu")
 
 Axis = tuple[str, ...]
 Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # the box of a whole tensor at an offset, of a shape
@@ -32,7 +33,7 @@ class Cut:
     intervals: tuple[tuple[int, int], ...] = ()
     divided: Axis = ()  # axes along which other ranks hold other parts; never the pipeline
     partial: Axis = ()  # axes besides the samples' over which its gradient is yet to be summed
-    counted: bool = True  # False: another stage has it too, which counts it in the norm and saves it
+    counted: bool = True  # False: an earlier stage has it too, which counts it in the norm and saves it
 
 
 WHOLE = Cut()
@@ -45,6 +46,7 @@ class CutTable:
     weights: Mapping[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
     place: Place = SINGLE
     cuts: Mapping[str, Cut] = field(default_factory=dict[str, Cut])
+    device: torch.device = CPU  # that they are on, if there are any: a stage may train nothing
 
     def cut(self, name: str) -> Cut:
         """The cut of a parameter, or of what an optimizer remembers of it."""
@@ -80,9 +82,7 @@ class CutTable:
             return norm(by_axes.get((), []))
         squares = [self._square(norm(each), axes) for axes, each in by_axes.items()]
         if not squares:  # of a step that taught this stage nothing
-            squares.append(
-                torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
-            )
+            squares.append(torch.zeros((), dtype=torch.float64, device=self.device))
         total = torch.stack(squares).sum()
         self.place.sum_(total, "pipeline")
         return total.sqrt()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from glm_accelerate.kernels.quantized import BLOCK
+from glm_accelerate.models.adapt import Prefix
 from glm_accelerate.models.decoder import Block, Decoder
 from glm_accelerate.models.linear import Linear, PackedWeight
 from glm_accelerate.parallel.place import TENSOR, Place
@@ -51,6 +52,9 @@ def cut_model(model: Decoder, place: Place) -> dict[str, Cut]:
         for pair in (attention, block.mlp):
             pair.register_forward_pre_hook(cutter.copy_input)
             pair.register_forward_hook(cutter.sum_output)
+    if isinstance(model.prefix, Prefix):
+        model.prefix.heads = slice(*place.share(sizes.kv_heads, "tensor"))
+        cutter.cuts["prefix.weight"] = Cut(partial=TENSOR)
     if part.vocabulary < sizes.vocabulary:
         _cut_words(model, cutter)
     model.sizes = replace(part, vocabulary=sizes.vocabulary)

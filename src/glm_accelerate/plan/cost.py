@@ -128,7 +128,10 @@ def layer_costs(job: Job, work: Work, speed: Speed) -> LayerCosts:
     """What each layer computes, and the head with its loss."""
     blocks = run_flops(job, replace(work, targets=0.0))
     head = (run_flops(job, work) - blocks) / (speed.head or speed.products)
-    return LayerCosts((blocks / speed.products / job.sizes.layers,) * job.sizes.layers, last=head)
+    deep = _deep(job.sizes, Trained(job.method, job.last))
+    shares = [1.0] * (job.sizes.layers - deep) + [3.0] * deep  # frozen ones before all that train: forward
+    each = blocks / speed.products / sum(shares)
+    return LayerCosts(tuple(each * share for share in shares), last=head)
 
 
 def trained_weights(job: Job) -> int:

@@ -52,6 +52,7 @@ def setting_of(
         dropout=adapt.dropout,
         last=adapt.layers,
         prefix_tokens=adapt.prefix_tokens,
+        prefix_width=sizes.layers * 2 * sizes.kv_heads * sizes.head_width,
         base=kind or (config.model.dtype if full else settled.dtype),
         rest=config.model.dtype,
         compute=settled.compute,

@@ -219,7 +219,7 @@ class _Search:
             return None
 
         def fits(stage: int, start: int, stop: int) -> bool:
-            return self._about(job.of_stage(stage, count, stop - start)) <= self.room
+            return self._about(job.of_stage(stage, count, start, stop)) <= self.room
 
         try:
             time = self._timed(found.layout, fits)

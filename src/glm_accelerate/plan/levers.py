@@ -70,28 +70,12 @@ def possible(setting: Setting) -> bool:
     return conflict(job, float(job.clips)) is None
 
 
-def _lacks(job: Job) -> Iterator[tuple[str, bool, str]]:
-    """What ranks that share products, layers or documents cannot have yet: by axis, and whether this one asks
-    for it.
-    """
-    offload = bool(job.offload), f"memory.offload=[{', '.join(sorted(job.offload))}]"
-    float16 = job.compute == "float16", "precision.compute=float16"
-    method = f"adapt.method={job.method}"
-    if job.tensor > 1:
-        blocks = job.sizes.mlp_width % BLOCK or job.sizes.heads * job.sizes.head_width % BLOCK
-        yield "tensor", job.method == "prefix", method
-        yield "tensor", job.base == "nf4" and bool(blocks), "adapt.base=nf4 and parts of its blocks"
-        yield "tensor", job.compute == "fp8", "precision.compute=fp8"
-        yield "tensor", job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"
-        yield "tensor", *offload
-    if job.stages:
-        yield "pipeline", job.method in ("prefix", "freeze"), method
-        yield "pipeline", *float16
-        yield "pipeline", *offload
-    if job.context > 1:
-        yield "context", job.method == "prefix", method
-        yield "context", *float16
-        yield "context", *offload
+def _lacks(job: Job) -> Iterator[tuple[bool, str]]:
+    """What ranks that share products cannot have yet, and whether this one asks for it."""
+    blocks = job.sizes.mlp_width % BLOCK or job.sizes.heads * job.sizes.head_width % BLOCK
+    yield job.base == "nf4" and bool(blocks), "adapt.base=nf4 and parts of its blocks"
+    yield job.compute == "fp8", "precision.compute=fp8"
+    yield job.optimizer in ("adamw8bit", "adafactor"), f"optim.name={job.optimizer}"
 
 
 def conflict(job: Job, clip: float) -> UserError | None:
@@ -144,8 +128,8 @@ def conflict(job: Job, clip: float) -> UserError | None:
             f"{off}, fewer samples a step, or a larger train.micro_tokens",
         ),
         *(
-            (lacks, f"{what} cannot go with parallel.{axis}", "one of the two")
-            for axis, lacks, what in _lacks(job)
+            (job.tensor > 1 and lacks, f"{what} cannot go with parallel.tensor", "one of the two")
+            for lacks, what in _lacks(job)
         ),
     )
     return next((UserError(what, cure=cure) for applies, what, cure in rules if applies), None)

@@ -108,7 +108,7 @@ def weigh_stages(
     estimated = cache(estimate)
 
     def fits(stage: int, start: int, stop: int) -> bool:
-        return about(least.of_stage(stage, ground.pipeline, stop - start), estimated) <= room
+        return about(least.of_stage(stage, ground.pipeline, start, stop), estimated) <= room
 
     other = None if fastest.memory.fits else cut_stages(costs, ground.pipeline, fits)
     return fastest if other is None else weighed(other)

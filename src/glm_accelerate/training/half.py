@@ -11,7 +11,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.optim.precision import Scale
-from glm_accelerate.optim.widen import LARGEST, Extremes, Mixed, extremes, wide_dtype
+from glm_accelerate.optim.widen import LARGEST, Extremes, Gauge, Mixed, extremes, wide_dtype
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.runtime.seed import seed_all, step_seed
 from glm_accelerate.training.life import Life
@@ -34,9 +34,11 @@ def in_half(model: Decoder, progress: Progress, compute: str, config: RunConfig)
     if compute != "float16":
         progress.scale = progress.wide = None
         return None
-    units = {f"layers.{number}": block for number, block in enumerate(model.layers)}
-    wide = wide_dtype(model.embed.device)
-    mixed = Mixed(units, model.norm, narrow=torch.float16, wide=wide)
+    units = {f"layers.{number}": block for number, block in model.layers.named_children()}
+    last = model.norm if model.stage is None or model.stage.last else None
+    mixed = Mixed(units, last, narrow=torch.float16, wide=wide_dtype(model.embed.device))
+    if model.stage is not None:
+        model.stage.carries = lambda number: mixed.dtype(f"layers.{number - 1}", f"layers.{number}")
     if progress.scale is None:
         progress.scale = Scale(config.precision.loss_scale)
     if progress.wide is not None:
@@ -52,7 +54,7 @@ def widen(half: Half, step: Step, progress: Progress, passes: ForwardBackward, l
         return
     measured = measure(half, step, passes, life.place)
     before = () if wide is None else wide.layers
-    moved = tuple(name for name in half.mixed.units if name in before or not measured[name].fits)
+    moved = tuple(name for name in measured if name in before or not measured[name].fits)
     if wide is not None and moved != before:
         progress.scale = Scale(half.first)  # what made it fall is out of the way
     progress.wide = Wide(step.number, moved)
@@ -78,13 +80,16 @@ def measure(half: Half, step: Step, passes: ForwardBackward, place: Place) -> di
         passes(step)
     model.zero_grad(set_to_none=True)
     model.recompute = recompute
-    own = [number for gauge in gauges.values() for number in gauge.numbers()]
+    layers = len(model.layers) if model.stage is None else model.stage.layers
+    names = [f"layers.{number}" for number in range(layers)]
+    nothing = Gauge(half.first)  # of layers that are elsewhere
+    own = [number for name in names for number in gauges.get(name, nothing).numbers()]
     slots = [0.0] * (len(own) * ranks.count)  # a slice for each rank's numbers: their sum is all of them
     slots[len(own) * ranks.rank : len(own) * (ranks.rank + 1)] = own
     numbers = ranks.total(slots)
     return {
         name: extremes(numbers[at : at + 4] for at in range(4 * index, len(numbers), len(own)))
-        for index, name in enumerate(gauges)
+        for index, name in enumerate(names)
     }
 
 

@@ -19,6 +19,7 @@ from glm_accelerate.optim.mover import Mover
 from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, shaped_otherwise
 from glm_accelerate.parallel.part import Part
+from glm_accelerate.parallel.table import ONE_PROCESS
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.spike import Level, follow
 
@@ -93,7 +94,7 @@ class Progress:
 def resume_tensors(mover: Mover) -> Pieces:
     """The parts of weights and moments that this rank saves."""
     table = mover.table
-    assert table.weights, "a mover without a table of what it moves"
+    assert table is not ONE_PROCESS, "a mover without a table of what it moves"
 
     def owned(tensors: Mapping[str, Tensor]) -> dict[str, Part]:
         parts = {name: table.part(name, tensor) for name, tensor in tensors.items()}

@@ -142,7 +142,7 @@ def test_every_lever_lowers_the_peak_and_says_where_it_went() -> None:
 
 def test_stages_are_estimated_alike_whenever_python_tidies_up() -> None:
     """Every rank plans for itself, and the plans have to be one."""
-    stage = replace(LARGE_FULL, recompute="blocks", passes=8).of_stage(0, 8, 3)
+    stage = replace(LARGE_FULL, recompute="blocks", passes=8).of_stage(0, 8, 0, 3)
     on = estimate(stage)
     gc.disable()
     try:

@@ -79,8 +79,6 @@ def test_layers_are_divided_into_stages_and_the_first_holds_the_most(config: Run
     [
         (4, 3, "optim.clip=1", "3, which does not divide 4 ranks"),
         (3, 3, "optim.clip=1", "is 3, the model has 2 layers"),
-        (2, 2, "adapt.method=freeze", "adapt.method=freeze cannot go with parallel.pipeline"),
-        (2, 2, "precision.compute=float16", "precision.compute=float16 cannot go with parallel.pipeline"),
     ],
 )
 def test_what_cannot_be_staged_is_refused(
@@ -89,6 +87,18 @@ def test_what_cannot_be_staged_is_refused(
     with pytest.raises(UserError, match=re.escape(why)) as refused:
         plan_and_weigh(override(config, [f"parallel.pipeline={pipeline}", more]), ground(config, ranks))
     assert refused.value.cure
+
+
+def test_a_stage_without_trained_layers_needs_less(config: RunConfig) -> None:
+    """Only the last of two layers trains: the first stage has no gradients, and hardly any backward pass."""
+    said = ["parallel.pipeline=2", "adapt.method=freeze", "adapt.layers=1"]
+    plan, weighed = plan_and_weigh(override(config, said), ground(config, 2))
+    job = weighed.found.setting.job
+    assert plan.stages == (1, 1)
+    first, last = job.of_stages()
+    assert (first.last, last.last) == (0, 1)
+    assert not any(item.what in ("gradients", "optimizer") for item in estimate(first).items if item.bytes)
+    assert estimate(first).peak < estimate(last).peak
 
 
 @pytest.fixture
@@ -131,14 +141,6 @@ def test_a_document_that_ranks_share_needs_less_and_the_plan_says_what_fits(long
         (4, 3, "optim.clip=1", "parallel.context is 3, which does not divide 4 ranks"),
         (4, 4, "parallel.tensor=2", "parallel.context is 4, which does not divide 2 ranks"),
         (4, 4, "parallel.pipeline=2", "parallel.context is 4, which does not divide 2 ranks"),
-        (2, 2, "adapt.method=prefix", "adapt.method=prefix cannot go with parallel.context"),
-        (2, 2, "precision.compute=float16", "precision.compute=float16 cannot go with parallel.context"),
-        (
-            2,
-            2,
-            "memory.offload=[activations]",
-            "memory.offload=[activations] cannot go with parallel.context",
-        ),
     ],
 )
 def test_what_cannot_share_documents_is_refused(

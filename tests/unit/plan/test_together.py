@@ -56,8 +56,6 @@ def test_what_goes_together(changes: dict[str, Any]) -> None:
         ({"offload": ("weights",)}, "memory.offload=[weights]", "one of the two"),
         ({"offload": ("weights",), "method": "full", "shards": 1}, "adapt.method=full", "adapt.method=lora"),
         ({"optimizer": "adamw8bit"}, "optim.name=adamw8bit", "parallel.shard=off"),
-        ({"tensor": 2}, "memory.offload=[activations] cannot go with parallel.tensor", "one of the two"),
-        (SHARED | {"method": "prefix"}, "adapt.method=prefix", "one of the two"),
         (SHARED | {"base": "nf4"}, "adapt.base=nf4", "one of the two"),
         (SHARED | {"compute": "fp8"}, "precision.compute=fp8", "one of the two"),
         (SHARED | {"optimizer": "adafactor"}, "optim.name=adafactor", "one of the two"),
