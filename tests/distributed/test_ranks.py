@@ -1,5 +1,6 @@
 """Several real processes over gloo: the same run as one process, through crashes, stops and other numbers."""
 
+import json
 import os
 import re
 import signal
@@ -181,6 +182,24 @@ def test_saved_at_three_gone_on_with_by_two_stages_that_share_products_and_by_on
     go(config, tmp_path / "constant", 1, "optim.schedule=constant")
     for one, other in zip(figures(tmp_path / "constant"), figures(run), strict=True):
         assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_open_sizes_stay_what_they_were_when_the_run_began(
+    config: Path, tmp_path: Path, go: Callable[..., str]
+) -> None:
+    every = [f"parallel.{axis}=auto" for axis in ("tensor", "pipeline", "context")]
+
+    def sizes(run: Path) -> list[object]:
+        plan = json.loads((run / "plan.json").read_text())
+        return [plan[axis] for axis in ("tensor", "query", "stages", "context", "shards", "micro_tokens")]
+
+    assert "auto: of " in go(config, tmp_path / "open", 2, *every, "train.steps=2")
+    other = "parallel.tensor=2" if sizes(tmp_path / "open")[0] == 1 else "parallel.pipeline=2"
+    run = tmp_path / "given"
+    go(config, run, 2, other, "train.steps=2")
+    begun = sizes(run)
+    go(config, run, 2, *every, "train.steps=4", "--accept-changes")
+    assert sizes(run) == begun != sizes(tmp_path / "open")
 
 
 def test_a_stopped_rank_is_named_in_seconds(config: Path, tmp_path: Path, warm: Callable[..., Warm]) -> None:

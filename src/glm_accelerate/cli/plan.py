@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from glm_accelerate.plan.hardware import Hardware
-    from glm_accelerate.plan.layouts import Cluster
 
 HELP = (
     "Show what follows from a config, its memory and time on a device, and what to type if it does not fit."
@@ -59,17 +58,19 @@ def run(args: argparse.Namespace) -> int:
     from glm_accelerate.plan import report
     from glm_accelerate.plan.ground import ground_of
     from glm_accelerate.plan.layout_report import show_layouts
-    from glm_accelerate.plan.layouts import compare_layouts
+    from glm_accelerate.plan.layouts import cluster_of, compare_layouts
     from glm_accelerate.plan.probe import measured_ground
     from glm_accelerate.plan.report import unusual
     from glm_accelerate.plan.resolve import plan_and_weigh
     from glm_accelerate.plan.weigh import advise, duration
 
     with watching() as watch:
-        ground = measured_ground(config, ground_of(config, _hardware(args), args.gpus, watch), watch)
+        ground = ground_of(config, _hardware(args), args.gpus, watch)
+        ground = measured_ground(config, replace(ground, nodes=args.nodes, network=args.link), watch)
     plan, weighed = plan_and_weigh(config, ground)
     taken = duration(weighed, args.tokens_per_second)
-    cluster = _cluster(args, ground.hardware)
+    several = args.gpus > 1 and ground.hardware.device != "cpu"
+    cluster = cluster_of(ground, weighed.speed) if several else None
     layouts = compare_layouts(config, weighed, ground.sizes, cluster) if cluster else None
     if layouts is not None and args.tokens_per_second is None:
         taken = replace(
@@ -97,17 +98,6 @@ def _hardware(args: argparse.Namespace) -> "Hardware":
     from glm_accelerate.plan.hardware import THIS, as_hardware, detect, find_device
 
     return detect() if args.gpu == THIS else as_hardware(find_device(args.gpu), args.gpus // args.nodes or 1)
-
-
-def _cluster(args: argparse.Namespace, hardware: "Hardware") -> "Cluster | None":
-    """Several devices of a kind of which enough is known."""
-    from glm_accelerate.plan.hardware import known
-    from glm_accelerate.plan.layouts import NETWORK, Cluster
-
-    device = known(hardware.name)
-    if args.gpus == 1 or device is None or device.products is None:
-        return None
-    return Cluster(device, args.gpus, args.nodes, args.link or NETWORK, "--link" if args.link else "assumed")
 
 
 def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:

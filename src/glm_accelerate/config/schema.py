@@ -215,12 +215,23 @@ class ParallelSection(Section):
 
     shard: Auto | Literal["off", "full"] | Annotated[int, Field(ge=1)] = "auto"
     """How many ranks share one copy of weights and moments. off: each has its own; full: all share one."""
-    tensor: Annotated[int, Field(ge=1)] = 1
-    """How many ranks share every matrix product: each has some heads, some of each MLP, some words."""
-    pipeline: Annotated[int, Field(ge=1)] = 1
+    tensor: Auto | Annotated[int, Field(ge=1)] = 1
+    """How many ranks share every matrix product: each has some heads, some of each MLP, some words; auto, as
+    with the next two: as the plan finds the step the fastest, `shard` and passes with it.
+    """
+    pipeline: Auto | Annotated[int, Field(ge=1)] = 1
     """How many stages the layers are divided into; what one has computed travels to the next."""
-    context: Annotated[int, Field(ge=1)] = 1
+    context: Auto | Annotated[int, Field(ge=1)] = 1
     """How many ranks share a document that is longer than a pass; others stay whole on one of them."""
+
+    @property
+    def open(self) -> list[str]:
+        """The axes whose sizes the plan chooses."""
+        return [axis for axis in ("tensor", "pipeline", "context") if getattr(self, axis) == "auto"]
+
+    def size(self, axis: str) -> int:
+        """Of an axis; 1 as long as it is not chosen."""
+        return 1 if axis in self.open else getattr(self, axis)
 
 
 class CheckpointSection(Section):

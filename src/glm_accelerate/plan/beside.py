@@ -84,7 +84,7 @@ def place_of(config: RunConfig, hardware: Hardware, ranks: int, work: Between) -
         why = "the config: `evaluate RUN --follow` does it"
         seconds = _seconds(hardware, hardware.device, 1, work, work.largest)
         return EvaluatorPlace("external", "", 0, why, seconds)
-    if asked == "auto" and config.parallel.context > 1:
+    if asked == "auto" and config.parallel.size("context") > 1:
         return EvaluatorPlace("inline", "", 0, "ranks share long documents, an evaluator would be alone")
     on_cpu = hardware.device == "cpu"
     busy = ranks * (hardware.threads or hardware.cores) if on_cpu else ranks

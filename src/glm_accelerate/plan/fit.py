@@ -63,7 +63,7 @@ def setting_of(
         fuse_update=memory.fuse_update == "on",
         ranks=settled.ranks,
         tensor=settled.tensor,
-        context=config.parallel.context,
+        context=config.parallel.size("context"),
         shards=settled.shards,
         device=hardware.device,
         form=_form(hardware, sizes, settled),

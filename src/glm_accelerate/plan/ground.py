@@ -54,6 +54,8 @@ class Ground:
     tensor: int = 1  # ranks that share every product and have other key heads: `sizes` are of one of them
     query: int = 1  # ... for each of which so many have the same key head
     pipeline: int = 1  # stages that the layers are divided into
+    nodes: int = 1  # machines that the ranks are on
+    network: float | None = None  # bytes a second of each, if somebody said
     measured: tuple[MachineMeasurement, ...] = ()  # of each form that came into question
 
     def shared(self, tensor: int) -> "Ground":

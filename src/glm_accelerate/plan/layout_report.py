@@ -8,8 +8,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glm_accelerate.plan.layouts import LayoutComparison, WeighedLayout
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.plan.ground import Ground
+from glm_accelerate.plan.layouts import (
+    Cluster,
+    LayoutComparison,
+    WeighedLayout,
+    chosen_layouts,
+    cluster_of,
+    divided_over,
+)
+from glm_accelerate.plan.run_plan import Reason
 from glm_accelerate.plan.step_time import AXES, RankLayout
+from glm_accelerate.plan.weigh import Weighed
 from glm_accelerate.runtime.screen import say
 from glm_accelerate.runtime.words import amount, duration
 
@@ -43,7 +54,7 @@ def show_layouts(found: LayoutComparison, console: Console) -> None:
     console.print(_table(found, shown))
     for number, one in enumerate(shown, 1):
         if number > 1 or not one.fits:
-            say(console, (f"{number} ", "bold"), reason(found, one))
+            say(console, (f"{number} ", "bold"), reason(cluster, next(iter(found.fitting), None), one))
     if found.fitting:
         _show_best(found, console)
     for refusal in found.refused:
@@ -105,23 +116,18 @@ def _table(found: LayoutComparison, shown: Sequence[WeighedLayout]) -> Table:
     return table
 
 
-def reason(found: LayoutComparison, one: WeighedLayout) -> str:
-    """Why it is not the first."""
-    if not one.fits:
-        faster = (
-            f"; it would take x {one.time.seconds / found.fitting[0].time.seconds:.2f}"
-            if found.fitting
-            else ""
-        )
+def reason(cluster: Cluster, best: WeighedLayout | None, one: WeighedLayout) -> str:
+    """Why it is not the best of those that fit."""
+    if best is None or not one.fits:
+        faster = f"; it would take x {one.time.seconds / best.time.seconds:.2f}" if best else ""
         return f"does not fit: {amount(one.needed - one.room)} more than {amount(one.room)}{faster}"
-    best = found.fitting[0]
-    ours, theirs = dict(_parts(found, best)), dict(_parts(found, one))
+    ours, theirs = dict(_parts(cluster, best)), dict(_parts(cluster, one))
     what = max(theirs, key=lambda part: theirs[part] - ours.get(part, 0.0))
     more = theirs[what] - ours.get(what, 0.0)
     return f"x {one.time.seconds / best.time.seconds:.2f}: {what}, {duration(more)} more a step"
 
 
-def _parts(found: LayoutComparison, one: WeighedLayout) -> Iterator[tuple[str, float]]:
+def _parts(cluster: Cluster, one: WeighedLayout) -> Iterator[tuple[str, float]]:
     """What a step consists of."""
     time = one.time
     yield ("computing, with recomputation" if one.layout.recompute else "computing"), time.computing
@@ -129,11 +135,11 @@ def _parts(found: LayoutComparison, one: WeighedLayout) -> Iterator[tuple[str, f
     yield "updates", time.update
     for sent in time.traffic:
         if sent.axis != "pipeline":
-            yield f"{SHARED[sent.axis]} wait for {_link(found, sent.network)}", sent.waited
+            yield f"{SHARED[sent.axis]} wait for {_link(cluster, sent.network)}", sent.waited
 
 
-def _link(found: LayoutComparison, network: bool) -> str:
-    return "the network" if network else found.cluster.device.wire
+def _link(cluster: Cluster, network: bool) -> str:
+    return "the network" if network else cluster.device.wire
 
 
 def _show_best(found: LayoutComparison, console: Console) -> None:
@@ -148,15 +154,40 @@ def _show_best(found: LayoutComparison, console: Console) -> None:
         table.add_column(head, justify="right" if place in (2, 4, 5) else "left", no_wrap=True)
     for sent in best.time.traffic:
         times = (duration(each) if each else "-" for each in (sent.seconds, sent.waited))
-        table.add_row(sent.axis, SHARED[sent.axis], amount(sent.bytes), _link(found, sent.network), *times)
+        table.add_row(
+            sent.axis, SHARED[sent.axis], amount(sent.bytes), _link(found.cluster, sent.network), *times
+        )
     console.print(table)
     say(console, ("to type ", "bold"), " ".join((*found.overrides, *typed(best.layout))))
+
+
+def open_layouts(
+    config: RunConfig, ground: Ground, weighed: Weighed
+) -> Iterator[tuple[tuple[str, ...], Reason]]:
+    """What a config would have to say for each of its best layouts, and why, the fastest first."""
+    found = chosen_layouts(config, ground, weighed)
+    left = {f"parallel.{axis}=1" for axis in config.parallel.open} | {"memory.recompute"}
+    for place, one in enumerate(found):
+        cluster = cluster_of(ground, weighed.speed)
+        assert cluster is not None
+        other = next(iter((*found[place + 1 :], *found[:place])), None)
+        second = f"; next {named(other.layout)}, {reason(cluster, one, other)}" if other else ""
+        why = f"auto: of {len(found)} that fit, {duration(one.time.seconds)} a step{second}"
+        words = {word.partition("=")[0]: word for word in (*left, *typed(one.layout))}
+        words.pop("memory.recompute")
+        yield tuple(words.values()), Reason("layout", named(one.layout), why)
+
+
+def named(layout: RankLayout) -> str:
+    """The axes that it has."""
+    sizes = (f"{axis} {layout.size(axis)}" for axis in reversed(AXES) if layout.size(axis) > 1)
+    return " x ".join(sizes) or "1 rank"
 
 
 def typed(layout: RankLayout) -> tuple[str, ...]:
     """What a config has to say for it."""
     axes = [axis for axis in ("pipeline", "context", "tensor") if layout.size(axis) > 1]
-    divided = layout.shard * layout.context if layout.shard > 1 else 1
+    divided = divided_over(layout)
     shard = "off" if divided == 1 else str(divided) if layout.data > 1 else "full"
     return (
         *(f"parallel.{axis}={layout.size(axis)}" for axis in axes),

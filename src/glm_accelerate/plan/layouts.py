@@ -13,12 +13,22 @@ from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.weights import WIDE, Weight, moments, weights_of
 from glm_accelerate.models.sizes import Sizes
-from glm_accelerate.plan.ground import Load
-from glm_accelerate.plan.hardware import DataSheet
+from glm_accelerate.plan.cost import GLOO, Speed
+from glm_accelerate.plan.ground import Ground, Load
+from glm_accelerate.plan.hardware import DataSheet, known
 from glm_accelerate.plan.ladder import about
 from glm_accelerate.plan.levers import BASE, METHOD, Option, Setting, conflict, levers
 from glm_accelerate.plan.run_plan import LEAST_MICRO
-from glm_accelerate.plan.step_time import Fits, Machines, RankLayout, StepTime, Task, anything, step_time
+from glm_accelerate.plan.step_time import (
+    CARRIED,
+    Fits,
+    Machines,
+    RankLayout,
+    StepTime,
+    Task,
+    anything,
+    step_time,
+)
 from glm_accelerate.plan.weigh import Weighed
 from glm_accelerate.runtime.errors import UserError
 
@@ -37,6 +47,7 @@ class Cluster:
     nodes: int = 1
     network: float = NETWORK  # bytes a second of each node
     network_why: str = "assumed"
+    measured: Speed | None = None  # of a processor
 
     def __post_init__(self) -> None:
         if self.gpus % self.nodes:
@@ -50,14 +61,10 @@ class Cluster:
         device = self.device
         assert device.products is not None
         assert device.bandwidth is not None
-        return Machines(
-            device.products,
-            device.reached,
-            device.bandwidth,
-            device.link,
-            self.network,
-            self.gpus // self.nodes,
-        )
+        links, one = (device.link, self.network, self.gpus // self.nodes), self.measured
+        if one is not None:
+            return Machines(one.products, 1.0, one.bandwidth, *links, one.started, one.head, measured=True)
+        return Machines(device.products, device.reached, device.bandwidth, *links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class _Search:
             samplers, rest = divmod(gpus, tensor * context * pipeline)
             long = context == 1 or self.sharing(1).longest >= context * LEAST_PIECE
             alone = tensor == context == pipeline == 1
-            if rest or not long or pipeline > min(sizes.layers, MOST_STAGES):
+            if rest or not long or pipeline > min(sizes.layers if sizes.plain else 1, MOST_STAGES):
                 continue
             if samplers * context > self.samples and not alone:
                 continue
@@ -154,7 +161,9 @@ class _Search:
             except ValueError:
                 continue
             near = max(1, together // (tensor * context))  # in a node
-            shards = {1, samplers, near if samplers % near == 0 else 1}
+            asked = self.config.parallel.shard
+            some = asked // context if isinstance(asked, int) else 1
+            shards = {1, samplers, *(size for size in (near, some) if size and samplers % size == 0)}
             for shard in sorted(shards):
                 yield RankLayout(pipeline, samplers // shard, shard, context, tensor)
 
@@ -237,6 +246,14 @@ class _Search:
         layout = replace(layout, recompute=max(0.0, min(1.0, part)))
         return replace(found, layout=layout, time=self.timed(layout), needed=min(most, self.room))
 
+    def asked(self, layout: RankLayout) -> bool:
+        """Whether the config leaves it open."""
+        parallel, divided = self.config.parallel, divided_over(layout)
+        words = {"auto": divided, "off": 1, "full": layout.samplers * layout.context}
+        axes = (axis for axis in ("tensor", "pipeline", "context") if axis not in parallel.open)
+        same = all(parallel.size(axis) == layout.size(axis) for axis in axes)
+        return same and words.get(str(parallel.shard), parallel.shard) == divided
+
     def compare(self, own: RankLayout, overrides: tuple[str, ...] = ()) -> LayoutComparison:
         """The fastest divisions, each at its best, beside data parallel alone."""
         every, task = self.all(), self.task()
@@ -289,6 +306,35 @@ class _Search:
         """Of the rank that needs most, of stages of so many layers."""
         of_stages = self._job(layout, stages).of_stages()
         return max(round(self._about(one)) for one in of_stages)
+
+
+def cluster_of(ground: Ground, speed: Speed | None) -> Cluster | None:
+    """The devices of a run, if enough is known of them: as data sheets have them, processors as measured."""
+    hardware, told = ground.hardware, "assumed" if ground.network is None else "--link"
+    device, measured = known(hardware.name), None
+    if hardware.device == "cpu" and speed is not None:
+        bytes_, link, measured = hardware.memory_bytes, GLOO / CARRIED, speed
+        device = DataSheet(hardware.name, "cpu", bytes_, speed.products, speed.bandwidth, link, "gloo", 1.0)
+    if device is None or device.products is None:
+        return None
+    return Cluster(device, ground.ranks, ground.nodes, ground.network or NETWORK, told, measured)
+
+
+def chosen_layouts(config: RunConfig, ground: Ground, weighed: Weighed) -> list[WeighedLayout]:
+    """Those of a run's ranks that fit, of all that its config leaves open, the fastest first; none where
+    nothing is known of its devices. `weighed`: with 1 for each size that is open.
+    """
+    cluster = cluster_of(ground, weighed.speed)
+    if cluster is None:
+        return []
+    setting = replace(weighed.setting, job=replace(weighed.setting.job, sizes=ground.sizes))
+    search = _Search(config, setting, weighed.ladder.load, cluster, weighed.memory.room)
+    return search.fitting([one for one in search.all() if search.asked(one)])
+
+
+def divided_over(layout: RankLayout) -> int:
+    """How many ranks share one copy of the state: of a context, too."""
+    return layout.shard * layout.context if layout.shard > 1 else 1
 
 
 def _kept_bytes(job: Job, weight: Weight) -> int:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import torch
 
+from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs
 from glm_accelerate.data.order import Order
@@ -20,6 +21,7 @@ from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
+from glm_accelerate.plan.layout_report import open_layouts
 from glm_accelerate.plan.levers import conflict
 from glm_accelerate.plan.run_plan import Memory, Reason, RunPlan
 from glm_accelerate.plan.weigh import Weighed, pipeline_waits, require_host, require_room, weigh, weigh_stages
@@ -63,12 +65,37 @@ def fitting_plan(config: RunConfig, ground: Ground) -> RunPlan:
 
 
 def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
-    """The plan, and what else could have been chosen for its memory."""
+    """The plan, and what else could have been chosen for its memory; where sizes of axes are open, with the
+    fastest layout that fits.
+    """
+    plan, weighed = _planned(config, ground)
+    for words, why in open_layouts(config, ground, weighed) if config.parallel.open else ():
+        chosen, its = _planned(override(config, words), ground)
+        if its.memory.fits:
+            return _with_layout(chosen, why, config), its
+    return plan, weighed
+
+
+def _with_layout(plan: RunPlan, why: Reason, config: RunConfig) -> RunPlan:
+    """With the reasons of what was chosen with its layout."""
+    parallel, train = config.parallel, config.train
+    ours = {
+        "tensor": parallel.tensor == "auto",
+        "context": parallel.context == "auto",
+        "shards": parallel.shard == "auto",
+        "tokens in one pass": train.micro_tokens == "auto",
+    }
+    reasons = (replace(one, why="with the layout") if ours.get(one.name) else one for one in plan.reasons)
+    return replace(plan, reasons=(*reasons, why))
+
+
+def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
+    """With 1 for every size of an axis that is open."""
     inputs, hardware, reasons = ground.inputs, ground.hardware, Reasons()
     say = reasons.say
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
-    ground = ground.shared(config.parallel.tensor).staged(config.parallel.pipeline)
+    ground = ground.shared(config.parallel.size("tensor")).staged(config.parallel.size("pipeline"))
     load, step_samples = _load(config, inputs, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
@@ -125,7 +152,7 @@ def plan_and_weigh(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]
 
 def _context(config: RunConfig, ground: Ground) -> int:
     """How many ranks share a long document."""
-    asked, ranks = config.parallel.context, ground.samplers
+    asked, ranks = config.parallel.size("context"), ground.samplers
     if ranks % asked:
         what = f"parallel.context is {asked}, which does not divide {ranks} ranks that take other samples"
         raise UserError(what, cure="parallel.context=1, or a number that divides them")
@@ -163,7 +190,7 @@ def _load(config: RunConfig, inputs: Inputs, reasons: Reasons) -> tuple[Load, in
     steps = reasons.say(
         "steps", train.steps or order.steps_in(train.epochs or 1.0), _length_reason(config, per_epoch)
     )
-    return Load(order, inputs.train.targets, steps, per_epoch, config.parallel.context), step_samples
+    return Load(order, inputs.train.targets, steps, per_epoch, config.parallel.size("context")), step_samples
 
 
 def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:

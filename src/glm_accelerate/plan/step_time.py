@@ -32,8 +32,6 @@ ACTIVATION = 2  # bytes
 LOGIT = 12  # bytes that are read and written for a logit and its gradient
 SETTLED = 4  # times as many passes as stages: from there on each takes what the slowest stage takes
 AXES = ("pipeline", "data", "shard", "context", "tensor")  # to count with, innermost last
-
-
 Fits = Callable[[int, int, int], bool]  # of a stage, and the first and the last but one of its layers
 
 
@@ -105,6 +103,9 @@ class Machines:
     inside: float  # of a device to others of its node
     network: float  # of a node to others, for all its devices
     together: int  # devices of a node
+    started: float = STARTED  # seconds of a block, forward and backward, that do not depend on its tokens
+    head: float | None = None  # products a second of the head and its loss, where they were measured
+    measured: bool = False  # processors: all that blocks do is in their products, and to send is work, too
 
     def carry(self, size: float, group: int, stride: int) -> tuple[bool, float]:
         """Whether it leaves the node, and how long it takes until each of a group has these bytes of all."""
@@ -120,9 +121,7 @@ class Software:
     """What a trainer's operators read, write and send; as it stands, ours."""
 
     elementwise: float = 1.0  # times what fused operators between products read and write
-    scores: float = (
-        0.0  # bytes read and written forward for each pair of tokens and head, where they are kept
-    )
+    scores: float = 0.0  # ... forward for each pair of tokens and head, where they are kept
     parted_norms: bool = False  # ranks that share products have parts of what norms read, too
     gathered: float = 0.0  # bytes of a weight as it travels; 0: as the job keeps it
     summed: float = 4.0  # ... and of its gradient
@@ -213,13 +212,16 @@ class _Pass:
         sizes, again = self.task.job.sizes, self.layout.recompute
         products = self.products(self.block, self.tokens)
         pairs = self.task.pairs * self.part * sizes.heads / self.layout.tensor
-        attention = self.products(2 * sizes.head_width, pairs) / ATTENDING
-        moved = self.moving(self._read() + pairs * self.software.scores)
+        started, measured = self.machines.started, self.machines.measured
+        attention = self.products(2 * sizes.head_width, pairs) / (1.0 if measured else ATTENDING)
+        moved = 0.0 if measured else self.moving(self._read() + pairs * self.software.scores)
         packed = self.task.job.base in PACKED
         unpacked = self.moving(self.block * UNPACKED) if packed else 0.0
-        ahead = max(products + attention + moved + unpacked, STARTED / 3)
+        ahead = products + attention + moved + unpacked
         back = (2 if self.trains else 1) * products + 2 * attention + 2 * moved + unpacked
-        back = max(back, STARTED * 2 / 3) + again * ahead
+        begin = sum if measured else max  # a device is told ahead what to do
+        ahead = begin((ahead, started / 3))
+        back = begin((back, started * 2 / 3)) + again * ahead
         forward = _Way(ahead, tuple(self._sent()))
         return forward, _Way(back, tuple(self._sent_back())) if learns else _Way(0.0)
 
@@ -227,8 +229,10 @@ class _Pass:
         """The head and its loss; gradients are made with the loss where that goes by chunks."""
         job, targets = self.task.job, self.task.targets * self.part
         weights = job.sizes.vocabulary * job.sizes.width / self.layout.tensor
-        products = self.products(weights, targets)
-        moved = self.moving(weights / job.sizes.width * targets * LOGIT)
+        products = (
+            2 * weights * targets / (self.machines.head or self.machines.products * self.machines.reached)
+        )
+        moved = self.moving(weights / job.sizes.width * targets * LOGIT) * (not self.machines.measured)
         return _Way(products + moved), _Way(products * (2 if job.method == "full" else 1))
 
     def _read(self) -> float:
@@ -273,7 +277,7 @@ class _Pass:
         waiting = [self._carried(sent) for sent in way.sent if sent.waits]
         beside = [self._carried(sent) for sent in way.sent if not sent.waits]
         busy = sum(one.seconds for one in beside)
-        late = max(0.0, 1 - way.computing / busy) if busy else 0.0
+        late = max(0.0, 1 - way.computing / busy) if busy and not self.machines.measured else 1.0
         found = waiting + [replace(one, waited=late * one.seconds) for one in beside]
         return way.computing + sum(one.waited for one in found), found
 
@@ -356,16 +360,15 @@ def _stages(
     fits: Fits,
 ) -> tuple[list[tuple[float, float]], tuple[int, ...]]:
     """Seconds of a pass forward and back in each stage, and how many layers it has."""
-    each = [ahead[0] + back[0] for ahead, back in ways]
-    unit, parts = each[-1], layout.pipeline * layout.chunks
-    shares = tuple(round(one / unit, 2) for one in (*each, sum(head)))
+    each, parts = [ahead[0] + back[0] for ahead, back in ways], layout.pipeline * layout.chunks
+    shares = tuple(round(one / each[-1], 2) for one in (*each, sum(head)))
     cut = (
         _even(shares, parts)
         if fits is anything
         else cut_stages(LayerCosts(shares[:-1], last=shares[-1]), parts, fits)
     )
     if cut is None:
-        raise ValueError(f"{len(ways)} layers are not {layout.pipeline * layout.chunks} stages")
+        raise ValueError(f"{len(ways)} layers are not {parts} stages")
     times: list[tuple[float, float]] = []
     stages = tuple(sum(cut[place :: layout.pipeline]) for place in range(layout.pipeline))
     for place, count in enumerate(stages):

@@ -123,7 +123,10 @@ def settle(
         ranks.decide(lambda: _require_alike(source, model_dir, inputs))
 
     def make_plan() -> dict[str, Any]:
-        ground = measured_ground(config, Ground(family, sizes, inputs, detect(), ranks.count), on_read)
+        job = launched()
+        nodes = 1 if job is None or ranks.count % job.here else ranks.count // job.here
+        ground = Ground(family, sizes, inputs, detect(), ranks.count, nodes=nodes)
+        ground = measured_ground(config, ground, on_read)
         try:
             kept = _as_before(config, directory, choice, ranks.count)
             return asdict(_with_true_reasons(fitting_plan(kept, ground), config, kept))
@@ -140,21 +143,8 @@ def settle(
         return prints
 
     prints = ranks.decide(record)
-    return Settled(
-        config,
-        directory,
-        start,
-        ranks,
-        choice,
-        attempt,
-        run_id,
-        model_dir,
-        inputs,
-        plan,
-        prints,
-        mended,
-        source,
-    )
+    known = (config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs)
+    return Settled(*known, plan, prints, mended, source)
 
 
 def _first_of_another_machine(ranks: Ranks) -> bool:
@@ -198,15 +188,19 @@ def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: i
     overrides = list[str]()
     try:
         then = json.loads(path.read_text(encoding="utf-8"))
-        ranks_then, shards, where = then["ranks"], then["shards"], then.get("evaluate_where")
+        ranks_then, where = then["ranks"], then.get("evaluate_where")
+        tensor, stages = then.get("tensor", 1) * then.get("query", 1), then.get("stages", ())
+        sizes = {"tensor": tensor, "pipeline": len(stages) or 1, "context": then.get("context", 1)}
+        sizes["shard"] = then["shards"]
         compiled = then["compile"] if then["device"] == current_device().kind else None
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged: the plan is made anew
-        ranks_then = shards = where = compiled = None
+        ranks_then, sizes, where, compiled = None, dict[str, int](), None, None
     passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")
     if config.train.micro_tokens == "auto" and passes:
         overrides.append(f"train.micro_tokens={passes.split()[0]}")
-    if config.parallel.shard == "auto" and ranks_then == ranks:
-        overrides.append(f"parallel.shard={shards}")
+    if ranks_then == ranks:
+        as_open = [*config.parallel.open, *(["shard"] if config.parallel.shard == "auto" else [])]
+        overrides += [f"parallel.{axis}={sizes[axis]}" for axis in as_open]
     if config.evaluate.where == "auto" and where in ("beside", "inline"):
         overrides.append(f"evaluate.where={where}")  # they ask for other numbers of samples
     if config.precision.compile == "auto" and compiled is not None:
@@ -223,6 +217,8 @@ def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> Run
     kept_as_begun = {
         "tokens in one pass": kept.train.micro_tokens != config.train.micro_tokens,
         "shards": kept.parallel.shard != config.parallel.shard,
+        "tensor": kept.parallel.tensor != config.parallel.tensor,
+        "context": kept.parallel.context != config.parallel.context,
         "where": kept.evaluate.where != config.evaluate.where,
         "compile": kept.precision.compile != config.precision.compile,
     }

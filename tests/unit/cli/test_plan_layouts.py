@@ -123,6 +123,31 @@ def test_lora_of_nine_billion_needs_no_sums_of_products(
     assert "by the step of the layout with a star" in text.replace("\n", " ")
 
 
+def test_open_sizes_are_those_of_the_best_line_that_the_others_allow(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chosen(*words: str) -> tuple[tuple[int, ...], str, dict[str, Any]]:
+        every = [f"parallel.{axis}=auto" for axis in ("tensor", "pipeline", "context")]
+        typed = ["plan", "glm-4-9b.yaml", "--gpu", "RTX 4090", "--gpus", "8", *every, *words, "--json"]
+        assert main(typed) == 0
+        plan = json.loads(capsys.readouterr().out)
+        why = next(reason["why"] for reason in plan["reasons"] if reason["name"] == "layout")
+        tensor, pipeline = plan["tensor"] * plan["query"], max(1, len(plan["stages"]))
+        found = (8 // tensor // pipeline // plan["shards"], plan["shards"], plan["context"], tensor, pipeline)
+        assert plan["memory"]["needed"] <= plan["memory"]["room"]
+        return found, why, plan
+
+    sizes, why, plan = chosen()
+    best, second, *_ = plan["layouts"]["fitting"]
+    assert sizes == sizes_of(best) == sizes_of(plan["layouts"]["own"])
+    assert plan["micro_tokens"] == best["layout"]["micro_tokens"]
+    ratio = second["time"]["seconds"] / best["time"]["seconds"]
+    assert f"next tensor 2 x pipeline {second['layout']['pipeline']}, x {ratio:.2f}: " in why
+    two, _, plan = chosen("parallel.tensor=2")
+    asked = [one for one in plan["layouts"]["fitting"] if one["layout"]["tensor"] == 2]
+    assert two == sizes_of(asked[0]) != sizes
+
+
 def test_thirty_two_billion_on_eight_large_cards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, found = planned(capsys, "glm-4-32b.yaml", "--gpu", "A100 80GB", "--gpus", "8", code=2)
     best, own = found["fitting"][0], found["own"]
