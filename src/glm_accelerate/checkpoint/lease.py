@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from glm_accelerate.checkpoint.format import MANIFEST, Damaged
+from glm_accelerate.runtime.files import try_lock
 
 
 @contextmanager
@@ -32,12 +33,7 @@ def sole(checkpoint: Path) -> Generator[bool]:
     """For whoever deletes: whether nobody holds it. Whoever wants to read it meanwhile waits."""
     descriptor = os.open(checkpoint / MANIFEST, os.O_RDWR)  # NFS wants to write for a lock like this
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield is_published(checkpoint, descriptor)
+        yield try_lock(descriptor) and is_published(checkpoint, descriptor)
     finally:
         os.close(descriptor)
 
@@ -49,12 +45,9 @@ def is_leased(checkpoint: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 def is_published(checkpoint: Path, descriptor: int) -> bool:

@@ -24,8 +24,11 @@ from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Message
 from glm_accelerate.demo.task import LESSONS, Example, examples, vocabulary, write_examples
 from glm_accelerate.demo.tiny import write_tiny
+from glm_accelerate.evaluate.protocol.history import best_step, main_results
+from glm_accelerate.evaluate.protocol.ledger import results
+from glm_accelerate.evaluate.report.picture import held_out_curve
 from glm_accelerate.generate.answer import generate
-from glm_accelerate.observe.chart import loss_curve, losses, sparkline
+from glm_accelerate.observe.chart import losses, sparkline
 from glm_accelerate.observe.console import ConsoleObserver
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.screen import say
@@ -73,8 +76,10 @@ def show(directory: Path, steps: int, console: Console) -> bool:
     show_answers("After training · 训练后", asked, answers(directory, asked), console)
     events = read_events(directory / "events.jsonl")
     picture = directory / "loss.svg"
-    picture.write_text(loss_curve(events, "A tiny GLM-4 learns its lessons"), encoding="utf-8")
-    say(console, f"loss {sparkline([loss for _, loss in losses(events, 'step')])} {picture}")
+    learnt, title = losses(events, "step"), "A tiny GLM-4 learns its lessons"
+    svg = held_out_curve(learnt, main_results(results(directory)), [], best_step(directory), title)
+    picture.write_text(svg, encoding="utf-8")
+    say(console, f"loss {sparkline([loss for _, loss in learnt])} {picture}")
     first, last = scores(events)
     solved = last >= SOLVED
     verdict = "Solved · 完成" if solved else f"Not solved ({SOLVED:.0%} are wanted) · 未完成"

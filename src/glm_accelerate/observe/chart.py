@@ -1,4 +1,4 @@
-"""Charts as SVG without a plotting library: bars, lines over steps, a run's losses (also as a line of text).
+"""Charts as SVG without a plotting library: bars, and what charts of lines over steps are made of.
 
 They are readable on light and on dark backgrounds.
 """
@@ -24,13 +24,12 @@ svg { background: #ffffff; font: 13px system-ui, sans-serif; }
 text { fill: #1f2933; } .quiet { fill: #5f6b7a; }
 .grid { stroke: #dfe4ea; stroke-width: 1; } .axis { stroke: #5f6b7a; stroke-width: 1; }
 .train { stroke: #9bb4d0; fill: none; stroke-width: 1.2; }
-.smooth { stroke: #1f6fb5; fill: none; stroke-width: 2; }
 .held { stroke: #c2410c; fill: none; stroke-width: 2; } .dot { fill: #c2410c; }
 .bar { fill: #1f6fb5; }
 @media (prefers-color-scheme: dark) {
 svg { background: #12171d; } text { fill: #e6ebf0; } .quiet { fill: #9aa6b2; }
 .grid { stroke: #2a323b; } .axis { stroke: #9aa6b2; }
-.train { stroke: #35506b; } .smooth { stroke: #6db3f2; }
+.train { stroke: #35506b; }
 .held { stroke: #fb923c; } .dot { fill: #fb923c; }
 .bar { fill: #6db3f2; }
 }"""
@@ -168,28 +167,6 @@ def losses(events: Iterable[Event], kind: str) -> list[Point]:
         if isinstance(loss, int | float) and math.isfinite(loss):
             points.append((float(step), float(loss)))
     return sorted(points)
-
-
-def loss_curve(events: Sequence[Event], title: str) -> str:
-    """An SVG with the training loss of every step, its running mean, and the held-out loss."""
-    train, held = losses(events, "step"), losses(events, "eval")
-    every = [*train, *held]
-    last_step = max((step for step, _ in every), default=1.0) or 1.0
-    shown = [0.0, *(loss for _, loss in every)]
-    marks = ticks(min(shown), max(shown) if any(shown) else 1.0)
-    frame = Frame(last_step, marks[-1], marks[0])
-    mean = smoothed(train, len(train) // 80)
-    parts = [
-        *opening(title),
-        *axes(frame, marks, "step", "loss (nats a token)"),
-        f'<polyline class="train" points="{frame.path(thinned(train))}"/>',
-        f'<polyline class="smooth" points="{frame.path(thinned(mean))}"/>',
-        f'<polyline class="held" points="{frame.path(held)}"/>',
-        *(f'<circle class="dot" cx="{frame.x(s):.1f}" cy="{frame.y(y):.1f}" r="3.5"/>' for s, y in held),
-        *legend({"smooth": "training", "held": "held out"}),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -5,6 +5,7 @@ their owner alone, whatever the umask, unless their folder was given to a group 
 """
 
 import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -116,6 +117,15 @@ def is_shared(folder: Path) -> bool:
     """Whether a folder was given to a group on purpose, by `chmod g+ws`."""
     both = stat.S_ISGID | stat.S_IWGRP
     return folder.stat().st_mode & both == both
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Whether an open file is locked now, for as long as it stays open. Never waits."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"]) -> IO[bytes]:

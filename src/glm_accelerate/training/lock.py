@@ -2,7 +2,6 @@
 cleaned up after a kill.
 """
 
-import fcntl
 import os
 import socket
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from glm_accelerate.checkpoint.format import FOLDER
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.runtime.files import try_lock
 
 LOCK = "lock"
 PATIENCE = 30.0  # seconds that a job of several nodes waits for its own earlier ranks to end
@@ -28,7 +28,7 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
     try:
         place = launched()
         ends = time.monotonic() + (PATIENCE if place is not None and place.listener is not None else 0.0)
-        while not _locked(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() >= ends:
                 holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
                 cure = "wait for it, or name another directory with --run"
@@ -42,14 +42,6 @@ def only_trainer(run: Path) -> Generator[None, None, None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def make_ready(run: Path) -> bool:

@@ -1,18 +1,12 @@
 import math
-import re
 from xml.etree import ElementTree
 
 import pytest
 
 from glm_accelerate.observe.chart import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    TOP,
     Bar,
     bars,
     escaped,
-    loss_curve,
     losses,
     opening,
     smoothed,
@@ -80,40 +74,6 @@ def test_the_longest_bar_fills_the_width_and_nothing_overflows() -> None:
 def test_losses_are_in_order_and_finite() -> None:
     assert losses(EVENTS, "eval") == [(0.0, 8.0), (1000.0, 0.5)]
     assert len(losses(EVENTS, "step")) == 1000
-
-
-def test_the_picture_is_svg_with_both_curves_within_its_frame_and_words_on_the_axes() -> None:
-    svg = loss_curve(EVENTS, 'a "run" <of> & mine')
-    root = ElementTree.fromstring(svg)
-    namespace = {"s": "http://www.w3.org/2000/svg"}
-    words = ["".join(text.itertext()) for text in root.findall("s:text", namespace)]
-    assert {"step", "loss (nats a token)", "training", "held out", 'a "run" <of> & mine'} <= set(words)
-    assert {"0", "8", "1,000"} <= set(words)
-    curves = {line.get("class"): line.get("points", "") for line in root.findall("s:polyline", namespace)}
-    assert set(curves) == {"train", "smooth", "held"}
-    for points in curves.values():
-        pairs = [tuple(map(float, pair.split(","))) for pair in points.split()]
-        assert 2 <= len(pairs) <= 600
-        assert all(0 <= x <= 720 and 0 <= y <= 400 for x, y in pairs)
-    x, y = map(float, curves["held"].split()[0].split(","))
-    assert (x, y) == (LEFT, TOP)  # step 0 at the left, the highest loss at the top
-    assert "prefers-color-scheme: dark" in svg
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [[-3.0, -0.5, -2.0], [-2.0], [1.0, -1.0], [1e-300], [-1e-300, 0.0], [3e-9], [1e12, 1e12], [5e-324, 2.0]],
-)
-def test_whatever_figures_there_are_stand_within_the_frame(figures: list[float]) -> None:
-    svg = loss_curve([{"kind": "eval", "step": step, "loss": loss} for step, loss in enumerate(figures)], "")
-    dots = [float(y) for y in re.findall(r'class="dot" cx="[^"]+" cy="([^"]+)"', svg)]
-    assert len(dots) == len(figures)
-    assert all(TOP <= y <= HEIGHT - BOTTOM for y in dots)
-
-
-@pytest.mark.parametrize("events", [[], [{"kind": "step", "step": 0, "loss": 0.0}]])
-def test_an_empty_run_has_a_picture_too(events: list[Event]) -> None:
-    assert not re.search(r"nan|inf\b", loss_curve(events, "nothing"))
 
 
 def test_a_sparkline_falls_with_its_values() -> None:

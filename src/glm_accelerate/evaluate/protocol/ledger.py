@@ -37,7 +37,7 @@ from glm_accelerate.evaluate.protocol.messages import (
 from glm_accelerate.evaluate.statistics.decide import Status
 from glm_accelerate.evaluate.statistics.intervals import SampleLosses
 from glm_accelerate.runtime.errors import UserError
-from glm_accelerate.runtime.files import make_folder, sync, write_beside, write_text
+from glm_accelerate.runtime.files import make_folder, sync, try_lock, write_beside, write_text
 
 REQUEST, CLAIM, RESULT = ".asked.json", ".claim", ".json"
 LOSSES, PREDICTIONS = ".items.json", ".predictions.jsonl"
@@ -121,7 +121,7 @@ def claim(run: Path, request: Request) -> Generator[bool]:
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        ours = _locked(descriptor, fcntl.LOCK_EX)
+        ours = try_lock(descriptor)
         # Since it was listed, another process may have answered it or abandoned its branch.
         if ours and (_path(run, request.stem, RESULT).exists() or not posted.exists()):
             path.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ def is_claimed(run: Path, request: Request) -> bool:
     except OSError:
         return False
     try:
-        return not _locked(descriptor, fcntl.LOCK_SH)
+        return not try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
 
@@ -240,15 +240,6 @@ def _stems(run: Path) -> dict[str, set[str]]:
             step, exam_id, attempt = parsed
             found.setdefault((step, attempt, exam_id), set()).add(ending)
     return {stem_of(step, exam, attempt): found[step, attempt, exam] for step, attempt, exam in sorted(found)}
-
-
-def _locked(descriptor: int, lock: int) -> bool:
-    """Whether it is locked now. Never waits."""
-    try:
-        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _branches(run: Path) -> dict[int, int]:

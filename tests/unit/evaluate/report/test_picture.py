@@ -46,6 +46,8 @@ def test_each_loss_lies_within_its_interval_and_all_within_the_frame() -> None:
         assert high_x == low_x == x
         assert TOP <= high < y < low <= HEIGHT - BOTTOM  # a higher loss is further up
     assert len(of_class(root, "whisker")) == len(of_class(root, "dot")) == 3
+    words = {text.text for text in root.iter(f"{SVG}text")}
+    assert {"step", "loss (nats a token)", "training", "held out, 95 %", "0", "1,000"} <= words
 
 
 def test_what_found_nothing_stands_on_the_floor_and_in_the_legend() -> None:
