@@ -24,6 +24,7 @@ from glm_accelerate.models.layout import Layout
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import leave
+from glm_accelerate.parallel.sums import GradientSums
 from glm_accelerate.training.step import forward_backward_of
 from tests.distributed.one_process import CPU, MODELS, STEPS, divide, joined, model_of, same_as_one
 
@@ -118,7 +119,7 @@ def native(place: Place) -> None:
             assert model.form == "native"
         table = divide(model, at)
         forward_backward_of(model, CPU, at)(laid(DATA["one long document"], at)[0])
-        table.sum_gradients()
+        GradientSums(table).finish()
         found.append({name: weight.grad.double() for name, weight in table.weights.items()})
     for name, true in found[0].items():
         mine, theirs = ((one[name] - true).abs().max() for one in (found[2], found[1]))

@@ -15,7 +15,8 @@ WIDE = 4  # bytes of a weight that trains, of its gradient where that is a sum, 
 LEAST_MOVED = 2**16  # bytes of a frozen weight that memory/frozen.py moves
 PACKED = ("nf4", "int8", "fp8")
 LEAST_PACKED, SCALED = 4096, 256  # of adamw8bit: numbers of a moment that is packed, and of one scale
-BUCKET = 32 * 2**20  # bytes of gradients that ranks sum at once (parallel/reduce.py)
+BUCKET = 25 * 2**20  # bytes of gradients that ranks sum together; a larger one is summed alone, in place
+BUCKETS = 2  # under way at once: the network always has work, and few gradients are there twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +179,11 @@ def update_bytes(job: Job) -> int:
 
 
 def reduce_bytes(job: Job) -> int:
-    """Gradients that ranks sum at once, where each holds the whole model."""
+    """Copies of gradients that travel, where each rank holds the whole model (parallel/sums.py)."""
     if job.ranks == 1 or job.shards > 1:
         return 0
-    most = size = 0
-    for weight in trained(job):
-        if size >= BUCKET:
-            size = 0
-        size += weight.part(1) * WIDE
-        most = max(most, size)
-    return most
+    sizes = (weight.part(1) * WIDE for weight in trained(job))
+    return min(BUCKETS * BUCKET, sum(size for size in sizes if size <= BUCKET))
 
 
 def copied(job: Job) -> bool:

@@ -1,6 +1,6 @@
 """What becomes of a step's gradients, whatever the optimizer is and wherever it works.
 
-begin(rate) -> backward, once or more -> sum_gradients() -> norm() -> move(norm), unless the step is not
+begin(rate, passes) -> backward, so often -> sum_gradients() -> norm() -> move(norm), unless the step is not
 applied -> end()
 """
 
@@ -17,6 +17,7 @@ from glm_accelerate.optim.host import HostOptimizer
 from glm_accelerate.optim.one_pass import OnePassAdamW
 from glm_accelerate.optim.state import load_state, state_of
 from glm_accelerate.parallel.part import local_of, whole
+from glm_accelerate.parallel.sums import GradientSums
 from glm_accelerate.parallel.table import ONE_PROCESS, CutTable
 from glm_accelerate.runtime.errors import UserError
 
@@ -28,9 +29,11 @@ class Mover:
 
     def __init__(self, optimizer: Optimizer, table: CutTable = ONE_PROCESS, clip: float = 0.0) -> None:
         self.optimizer, self.table, self.clip = optimizer, table, clip
+        self._sums = GradientSums(table)
 
     def begin(self, rate: float, passes: int = 1) -> None:
-        """Before the backward passes of a step, of which so many add gradients."""
+        """Before the backward passes of a step, of which so many are run."""
+        self._sums.begin(passes)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):  # torchao's: its compiled updates read it
                 group["lr"].fill_(rate)
@@ -38,8 +41,8 @@ class Mover:
                 group["lr"] = rate
 
     def sum_gradients(self) -> None:
-        """Over ranks, in place: once a step."""
-        self.table.sum_gradients()
+        """Over ranks, in place: those of which no sum was begun while passes ran, and wait for all."""
+        self._sums.finish()
 
     def norm(self, scale: float = 1.0) -> Tensor:
         """The norm of all gradients before clipping, as if the loss had not been multiplied by `scale`."""
@@ -122,9 +125,6 @@ class HostMover(Mover):
         self.optimizer.refresh()
         super().load(named, state)
 
-    def sum_gradients(self) -> None:
-        """Nothing to do: an optimizer on the host is refused with several ranks."""
-
     def norm(self, scale: float = 1.0) -> Tensor:
         return self._norm(self._gradients()) / scale
 
@@ -171,9 +171,6 @@ class FusedMover(Mover):
         super().begin(rate)
         self._sound = True
         self._squares.clear()
-
-    def sum_gradients(self) -> None:
-        """Nothing to do: fused updates are refused with several ranks."""
 
     def norm(self, scale: float = 1.0) -> Tensor:
         assert scale == 1.0

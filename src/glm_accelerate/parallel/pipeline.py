@@ -168,6 +168,6 @@ def keep_stage(
     place.meet()
     model.stage = Stage(place, own, bounds[-1], learns_before, tied)
     kept = {name: cut for name, cut in cuts.items() if name in dict(model.named_parameters())}
-    if tied and last:
-        kept["embed"] = replace(kept.get("embed", WHOLE), counted=False)
+    if tied:
+        kept["embed"] = replace(kept.get("embed", WHOLE), counted=first, settled=False)
     return kept

@@ -4,14 +4,14 @@
 process among the ranks: its index along each axis, and sums over the ranks along some.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from glm_accelerate.parallel.ranks import ALONE, Ranks
@@ -127,6 +127,23 @@ class Place:
         if self.count(*names) > 1:
             dist.all_reduce(tensor, group=self.group(*names))
 
+    def add_up(self, flat: Tensor, *names: str) -> Iterator[Work]:
+        """Sum a vector in place over the ranks along these axes. Yields the messages that it takes: each has
+        to have arrived before the next is asked for. Each rank of a node sends its part of the node's sum.
+        """
+        across = self._groups.get((("across", *names), False))
+        if across is None:
+            yield _on_the_way(dist.all_reduce(flat, group=self.group(*names), async_op=True))
+            return
+        within, again = (self._groups[("within", *names), copy] for copy in (False, True))
+        whole = torch.cat([flat, flat.new_zeros(-len(flat) % within.size())])
+        parts = list(whole.chunk(within.size()))
+        own = torch.empty_like(parts[0])
+        yield _on_the_way(dist.reduce_scatter(own, parts, group=within, async_op=True))
+        yield _on_the_way(dist.all_reduce(own, group=across, async_op=True))
+        yield _on_the_way(dist.all_gather(parts, own, group=again, async_op=True))
+        flat.copy_(whole[: len(flat)])
+
     def total(self, values: Sequence[float], *names: str) -> list[float]:
         """The sum of each value over the ranks along these axes (by default those that share the loss), the
         same to the last bit on each.
@@ -146,16 +163,36 @@ class Place:
                 self.group(*names, *more)
         self.group("pipeline", copy=True)
 
+    def meet_to_add(self, *names: str) -> None:
+        """Make the groups of `add_up` now, as ranks come to it at different times. Where all nodes have as
+        many of these ranks, and more than one, sums go by node.
+        """
+        self.group(*names)
+        nodes: dict[str, list[int]] = {}
+        for rank in self.along(*names) if self.ranks.nodes else ():
+            nodes.setdefault(self.ranks.nodes[rank], []).append(rank)
+        sizes = {len(each) for each in nodes.values()}
+        if len(nodes) == 1 or len(sizes) != 1 or 1 in sizes:
+            return
+        within = nodes[self.ranks.nodes[self.ranks.rank]]
+        at = within.index(self.ranks.rank)
+        self._make(("across", *names), [each[at] for each in nodes.values()])
+        for copy in (False, True):  # what begins a sum and what ends it are sent at different times, too
+            self._make(("within", *names), within, copy=copy)
+
     def group(self, *names: str, copy: bool = False) -> ProcessGroup | None:
         """The ranks along these axes; None: all ranks. `copy`: another group of the same ranks."""
         key = tuple(name for name in ORDER if name in names and self.axes.sizes[name] > 1)
         if not copy and self.count(*key) == self.ranks.count:
             return None
         if (key, copy) not in self._groups:
-            group = dist.new_group(self.along(*key), use_local_synchronization=True)
-            assert isinstance(group, ProcessGroup)
-            self._groups[key, copy] = group
+            self._make(key, self.along(*key), copy=copy)
         return self._groups[key, copy]
+
+    def _make(self, key: tuple[str, ...], members: list[int], copy: bool = False) -> None:
+        group = dist.new_group(members, use_local_synchronization=True)
+        assert isinstance(group, ProcessGroup)
+        self._groups[key, copy] = group
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """What FSDP takes: data x shard, at this rank's place on all other axes."""
@@ -164,6 +201,11 @@ class Place:
             device.type, tuple(self.axes.sizes[name] for name in names), mesh_dim_names=tuple(names)
         )
         return whole["data", "shard"]
+
+
+def _on_the_way(message: Work | None) -> Work:
+    assert message is not None
+    return message
 
 
 SINGLE = Place()

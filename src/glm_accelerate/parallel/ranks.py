@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore, distribut
 
 from glm_accelerate.parallel.heartbeat import Doing, beating
 from glm_accelerate.runtime.device import take_local
-from glm_accelerate.runtime.env import launched, signs_folder
+from glm_accelerate.runtime.env import launched, node_name, signs_folder
 from glm_accelerate.runtime.errors import UserError
 
 MEETING = timedelta(minutes=10)  # for the last process to arrive
@@ -47,6 +47,7 @@ class Ranks:
     count: int = 1
     store: Store | None = None
     doing: Doing = field(default_factory=Doing, compare=False)
+    nodes: tuple[str, ...] = ()  # the name of each rank's node; (): all are on one
     _messages: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -133,7 +134,10 @@ def joined() -> Generator[Ranks, None, None]:
         )
         try:
             with _reported_once(store):
-                yield Ranks(job.rank, job.count, store, doing)
+                ranks = Ranks(job.rank, job.count, store, doing)
+                if job.here < job.count:
+                    ranks = replace(ranks, nodes=tuple(ranks.gather(node_name())))
+                yield ranks
                 leave(store, job.count)
         except BaseException:
             # The others may wait for us in a collective: it fails now, not when this process has ended.

@@ -1,21 +1,17 @@
 """How each parameter lies over the ranks, in one table: sums of gradients, their norm, what is saved and read
 follow from it. A parameter without a cut is whole, or a DTensor that FSDP divides and sums.
-
-Gradients are summed once a step, in few large operations, whose order follows from the parameters' order and
-sizes alone: a resumed run adds in the same order as an uninterrupted one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from glm_accelerate.parallel.part import Part, as_part, local_of, part_of
-from glm_accelerate.parallel.place import ORDER, SAMPLES, SINGLE, Place
+from glm_accelerate.parallel.part import Part, as_part, part_of
+from glm_accelerate.parallel.place import ORDER, SINGLE, Place
 
-BUCKET_BYTES = 32 * 2**20
 CPU = torch.device("cpu")
 
 Axis = tuple[str, ...]
@@ -34,6 +30,7 @@ class Cut:
     divided: Axis = ()  # axes along which other ranks hold other parts; never the pipeline
     partial: Axis = ()  # axes besides the samples' over which its gradient is yet to be summed
     counted: bool = True  # False: an earlier stage has it too, which counts it in the norm and saves it
+    settled: bool = True  # False: its gradient is not yet whole when all backward passes have added to it
 
 
 WHOLE = Cut()
@@ -55,17 +52,6 @@ class CutTable:
     def whole(self, name: str, tensor: Tensor) -> bool:
         """Whether this rank holds all of it."""
         return not isinstance(tensor, DTensor) and not self.cut(name).intervals
-
-    def sum_gradients(self) -> None:
-        """In place, each over the ranks along its axes. FSDP has summed its own over data and shard."""
-        by_axes: dict[Axis, list[nn.Parameter]] = {}
-        for name, weight in self.weights.items():
-            axes = self.cut(name).partial + (() if isinstance(weight, DTensor) else SAMPLES)
-            by_axes.setdefault(axes, []).append(weight)
-        for axes, weights in by_axes.items():
-            if self.place.count(*axes) > 1:
-                for bucket in _buckets(weights):
-                    _sum(bucket, self.place, axes)
 
     def norm(self, weights: Iterable[Tensor], norm: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """The norm of all gradients together. `norm` computes that of some, which FSDP may divide."""
@@ -124,38 +110,6 @@ class CutTable:
 
 
 ONE_PROCESS = CutTable()  # which has everything, whole
-
-
-def _sum(bucket: Sequence[Tensor], place: Place, axes: Sequence[str]) -> None:
-    """Sum a bucket's gradients in place. A rank that learnt nothing adds zeros. The bucket's own memory is
-    given back before the next one is filled.
-    """
-    for parameter in bucket:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [local_of(parameter.grad) for parameter in bucket if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    place.sum_(flat, *axes)
-    parts = flat.split([gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype, up to about 32 MiB: few large sums are faster than many small ones.
-
-    With several ranks a gradient has its parameter's dtype (`Linear.learn_in`).
-    """
-    bucket: list[Tensor] = []
-    size = 0
-    for parameter in parameters:
-        if bucket and (size >= BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
-        size += parameter.nbytes
-    if bucket:
-        yield bucket
 
 
 def _within(intervals: Sequence[tuple[int, int]], first: int, count: int) -> tuple[tuple[int, int], ...]:

@@ -47,7 +47,7 @@ class WholeModel:
     offload: bool = False
 
     def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
-        batches = self.batches_of(step)
+        batches = self.prepare(step)
         total = torch.zeros((), device=self.device)
         for batch in batches:
             loss = self.loss_of(batch, scale / max(1, step.targets))
@@ -55,15 +55,14 @@ class WholeModel:
             total += loss.detach()
         return total / scale
 
-    def batches_of(self, step: Step) -> list[Batch]:
-        """The batches that are run; weights are told in which dtype to add gradients up."""
-        together = self.place.samples[1] > 1  # ranks wait for each other: they run empty batches, too
+    def prepare(self, step: Step) -> list[Batch]:
+        """The batches to run; weights are told in which dtype to add gradients up."""
         # A gradient that nothing is added to stays as its product made it; sums are float32.
-        once = len(step.batches) == 1 and not together
+        once = len(step.batches) == 1 and self.place.samples[1] == 1
         for part in self.model.modules():
             if isinstance(part, Linear):
                 part.learn_in(torch.bfloat16 if once else torch.float32)
-        return [batch for batch in step.batches if batch.targets or together]
+        return batches_of(step, self.place)
 
     def hidden_of(self, batch: Batch) -> Tensor:
         """What the layers make of a batch."""
@@ -104,7 +103,7 @@ class StagedModel:
     stage: Stage
 
     def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
-        model, stage, batches = self.whole, self.stage, self.whole.batches_of(step)
+        model, stage, batches = self.whole, self.stage, self.whole.prepare(step)
         total = torch.zeros((), device=model.device)
         waiting: dict[int, tuple[Tensor | None, Tensor]] = {}
         _draw_apart(stage.index)
@@ -120,6 +119,11 @@ class StagedModel:
                 waiting[number] = stage.entered, out
         stage.finish(model.model.embed)
         return total / scale
+
+
+def batches_of(step: Step, place: Place) -> list[Batch]:
+    """Those that are run. Ranks that take different samples wait for each other: they run empty ones, too."""
+    return [batch for batch in step.batches if batch.targets or place.samples[1] > 1]
 
 
 def forward_backward_of(
@@ -153,7 +157,7 @@ def train_step(
     passes: ForwardBackward, mover: Mover, step: Step, rate: float, scale: float = 1.0, place: Place = SINGLE
 ) -> StepOutcome:
     """All ranks apply the update or none does. `scale`: of the loss, in float16."""
-    mover.begin(rate, sum(batch.targets > 0 for batch in step.batches))
+    mover.begin(rate, len(batches_of(step, place)))
     loss = passes(step, scale)
     mover.sum_gradients()
     norm_of_all = mover.norm(scale)
