@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.ranks.nodes import measure, two_machines
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.cli.main import main
 from glm_accelerate.observe.events import read_events
@@ -286,41 +288,23 @@ sys.exit(main.main())
 @pytest.fixture
 def network() -> Generator[tuple[str, str]]:
     """Two machines, as far as the network goes, by name; the first has 10.77.0.1, the second 10.77.0.2."""
-    names = f"glm-{os.getpid()}-a", f"glm-{os.getpid()}-b"
-
-    def ip(*words: str, check: bool = True) -> None:
-        subprocess.run(["ip", *words], check=check, capture_output=True)
-
     if shutil.which("ip") is None or os.geteuid():
         pytest.skip("only root makes networks")
-    try:
+    with ExitStack() as made:
         try:
-            for name in names:
-                ip("netns", "add", name)
-            ip(
-                "link",
-                "add",
-                "glm0",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "glm0",
-                "netns",
-                names[1],
-            )
+            names = made.enter_context(two_machines())
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network can be made here: {error.stderr}")
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "glm0")
-            ip("-n", name, "link", "set", "glm0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
         yield names
-    finally:
-        for name in names:
-            ip("netns", "delete", name, check=False)
+
+
+@pytest.mark.prove
+def test_fewer_bytes_cross_the_network_where_gradients_are_summed_by_node(network: tuple[str, str]) -> None:
+    """Two nodes of two ranks, by their interfaces: 2 x 1/2 of the gradients, not 2 x 3/4, and headers."""
+    for names, sent in ((("one", "one"), 1.5), (("one", "two"), 1.0)):
+        for node in measure(network, names, 1):
+            assert sent <= node["sent"] / node["gradients"] < sent + 0.05
+            assert node["early"] >= 2
 
 
 @pytest.mark.prove
