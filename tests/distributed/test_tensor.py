@@ -39,6 +39,7 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
             sizes = replace(GLM4, head_width=16, rope_width=8, mlp_width=128)  # parts of whole blocks
             same_as_one(Place(here, axes), sizes, kind, f"{layout}, {kind}")
     drop(Place(here, Axes(tensor=2, data=ranks // 2)))
+    norm_a_part(Place(here, Axes(tensor=2, query=ranks // 2)))
     assert here.store is not None
     leave(here.store, ranks)
 
@@ -60,6 +61,17 @@ def drop(place: Place) -> None:
         other = kept.clone()
         place.sum_(other, "tensor")
         assert bool((other == 2 * kept).all()) == alike
+
+
+def norm_a_part(place: Place) -> None:
+    """With gradients a norm has this rank's part of the tokens, without them all: answers have any length."""
+    model, seen = model_of(GLM4, "lora"), list[int]()
+    cut_model(model, place)
+    model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    assert model(torch.zeros(2, 24, dtype=torch.long)).shape == (2, 24, 96)
+    with torch.no_grad():
+        model(torch.zeros(2, 5, dtype=torch.long))
+    assert seen == [24 // place.ranks.count, 5]
 
 
 @pytest.mark.process

@@ -33,7 +33,7 @@ def forward_backward(ops: Operators, around: Around) -> None:
     room.phase = "forward"
     out = hidden(ops, around)
     if ops.job.heads:
-        out = _loss(ops, out)
+        out = _loss(ops, ops.gather(out))
     if out.edge is None:  # a stage in which nothing trains
         return
     room.phase = "backward"
@@ -69,6 +69,8 @@ def _embedded(ops: Operators, trains: bool) -> Value:
     size = trained_size(job) if trains else SIZE[frozen_dtype(job)]
     weights = [WeightGradient("embedding", s.vocabulary * s.width * size)] if trains else []
     x = ops.op([ops.tokens * s.width * size], [], weights=weights)[0]
+    if ops.job.tensor > 1:
+        x = ops.op([ops.rows * s.width * size], [x])[0]
     return x if size == ops.item else ops.op([ops.H], [x])[0]
 
 
@@ -84,7 +86,7 @@ def _block(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[
 
 
 def _attention(ops: Operators, x: Value, number: int, table: Held, prefix: Sequence[Value]) -> Value:
-    s = ops.job.sizes
+    s, x = ops.job.sizes, ops.gather(x)
     *projections, last, _, _ = projections_of(ops.job, number)
     if s.fused_qkv:
         qkv = _project(ops, x, projections[0])
@@ -93,12 +95,12 @@ def _attention(ops: Operators, x: Value, number: int, table: Held, prefix: Seque
         del qkv
     else:
         q, k, v = (_project(ops, x, layers) for layers in projections)
-    return _project(ops, ops.attention(q, k, v, table, prefix), last)
+    return ops.sum(_project(ops, ops.attention(q, k, v, table, prefix), last))
 
 
 def _mlp(ops: Operators, x: Value, number: int) -> Value:
     *_, gate_up, down = projections_of(ops.job, number)
-    return _project(ops, ops.swiglu(_project(ops, x, gate_up)), down)
+    return ops.sum(_project(ops, ops.swiglu(_project(ops, ops.gather(x), gate_up)), down))
 
 
 def _project(ops: Operators, x: Value, layers: Sequence[Layer]) -> Value:

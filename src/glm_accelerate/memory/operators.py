@@ -41,7 +41,8 @@ class Operators:
         # Bytes of a number of a matrix's gradient, where there are copies.
         self.gradient = self.item if job.passes == 1 and job.ranks == 1 else WIDE
         self.block = self.weight = -1  # which weight of which block comes next
-        self.H = self.size(job.sizes.width)
+        self.rows = job.pass_tokens // job.sizes.spread  # that norms and residual sums have
+        self.H = self.rows * job.sizes.width * self.item
 
     def size(self, numbers: int) -> int:
         return self.tokens * numbers * self.item
@@ -75,14 +76,14 @@ class Operators:
         """x / rms(x) * weight."""
         if self.form in FUSED:
             return self._fused_norms(1, [x], [x], trains)[0]
-        s, numbers = self.job.sizes, self.wide(self.job.sizes.width)
+        s, numbers = self.job.sizes, self.rows * self.job.sizes.width * WIDE
         narrow = self.item < WIDE
         # Forward: x in float32. Backward: x and its gradient in float32, and their product.
         back = max(3 * numbers - self.H, 2 * numbers) if narrow else numbers
         return self.op(
             [self.H],
             [x],
-            keeps=[x, self.kept(self.wide(1))],
+            keeps=[x, self.kept(self.rows * WIDE)],
             during=numbers if narrow else 0,
             back=back + (numbers if trains else 0),
             weights=[self.learn(WIDE * s.width)] if trains else (),
@@ -134,12 +135,28 @@ class Operators:
         return self.op(
             [self.H] * outs,
             inputs,
-            keeps=[*keeps, self.kept(count * (self.wide(1) + (width if narrow else 0)))],
+            keeps=[*keeps, self.kept(count * (self.rows * WIDE + (width if narrow else 0)))],
             keeps_first=keeps_first,
             through=through,
             shared=shared,
             weights=[self.learn(width) for _ in range(count * trains)],
         )
+
+    # Between ranks that share every product (parallel/tensor.py).
+
+    def gather(self, x: Value) -> Value:
+        """What the first of two products reads: all tokens."""
+        if self.job.tensor == 1:
+            return x
+        if self.job.sizes.spread == 1:
+            return self.op([x.bytes], [x], of=x, back=x.bytes)[0]
+        return self.op([x.bytes * self.job.sizes.spread], [x])[0]
+
+    def sum(self, x: Value) -> Value:
+        """Of what ranks made with the second: of all tokens, or of a part of them."""
+        if self.job.tensor == 1:
+            return x
+        return self.op([self.H], [x], through=(0,) if self.job.sizes.spread == 1 else ())[0]
 
     # Linear layers.
 

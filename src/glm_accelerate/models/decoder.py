@@ -41,7 +41,7 @@ class Words(VocabularyPart, Protocol):
         """Of all words, from the weights of those that are here."""
         ...
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x_BTH: Tensor) -> Tensor:
         """What the heads of all processes read: their gradients of it are summed."""
         ...
 
@@ -165,13 +165,21 @@ class Decoder(nn.Module):
             cache.advance(None if cache.filled else layout.lengths)
         if stage is not None and not stage.last:
             return stage.send(x_BTH)
-        return self.norm(x_BTH)
+        x_BTH = self.norm(x_BTH)
+        return x_BTH if self.words is None else self.words.enter(x_BTH)
+
+    def tokens_here(self, tokens: int) -> int:
+        """Of a pass with gradients, where several processes share every product, norms and sums have a part
+        each.
+        """
+        return tokens // self.sizes.spread if torch.is_grad_enabled() else tokens
 
     def _entering(self, tokens_BT: Tensor) -> Tensor:
         """What the first layer here reads."""
         words, stage = self.words, self.stage
         if stage is not None and not stage.first:
-            shape = (*tokens_BT.shape, self.sizes.width)
+            B, T = tokens_BT.shape
+            shape = (B, self.tokens_here(T), self.sizes.width)
             return stage.receive(shape, self.compute or self.embed.dtype, self.embed.device)
         x_BTH = embedding(tokens_BT, self.embed) if words is None else words.embed(tokens_BT, self.embed)
         return x_BTH if self.compute is None else x_BTH.to(self.compute)

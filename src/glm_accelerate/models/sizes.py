@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
+from glm_accelerate.data.types import DOCUMENT_ALIGNMENT
 from glm_accelerate.runtime.errors import UserError
 
 MODEL_TYPE = "glm-accelerate"
@@ -33,6 +34,7 @@ class Sizes:
     sandwich: bool = False  # norms after each branch too (GLM-4-0414)
     tied: bool = False  # the head is the embedding
 
+    spread: int = 1  # processes that share every product; between products each has a part of the tokens
     shared_qk: int = 1  # so many neighbouring layers have one query and one key projection between them
     # Of projections that are two thin matrices, by name (`layers.0.mlp.down_proj`): what `compress` writes.
     ranks: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
@@ -47,12 +49,14 @@ class Sizes:
             raise ValueError(f"{self.kv_heads} key heads are not divided among {ranks} ranks")
         if not self.plain:
             raise ValueError("the model shares or factors matrices")
+        spread = ranks if self.vocabulary % ranks == DOCUMENT_ALIGNMENT % ranks == 0 else 1
         return replace(
             self,
             heads=self.heads // ranks,
             kv_heads=max(1, self.kv_heads // ranks),
             mlp_width=self.mlp_width // ranks,
             vocabulary=self.vocabulary // (1 if self.vocabulary % ranks else ranks),
+            spread=spread,
         )
 
     @property

@@ -1,7 +1,7 @@
 """A model divided over the tensor axis. Of each pair of products a rank has some outputs of the first and the
-inputs of the second that these are; what ranks make of the second is summed: two sums a block and pass.
+inputs of the second that these are; between pairs, with gradients, it has a part of the tokens.
 
-query heads, gate and up by outputs -> attention, swiglu of this part -> o_proj, down_proj by inputs -> sum
+gather -> query heads, gate and up by outputs -> attention, swiglu -> o_proj, down_proj by inputs -> sum
 words of the embedding -> sum; words of the head -> a softmax of these -> two numbers a row are exchanged
 """
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.models.adapt import Prefix
-from glm_accelerate.models.decoder import Block, Decoder
+from glm_accelerate.models.decoder import Block, Decoder, RMSNorm
 from glm_accelerate.models.linear import Linear, PackedWeight
 from glm_accelerate.parallel.place import TENSOR, Place
 from glm_accelerate.parallel.table import Axis, Cut
@@ -26,8 +27,9 @@ Span = tuple[int, int]
 
 def cut_model(model: Decoder, place: Place) -> dict[str, Cut]:
     """In place, whether its weights are there or yet to be read. How its parameters lie then."""
-    cutter, sizes = _Cutter(place), model.sizes
+    sizes = model.sizes
     part = sizes.part(place.count(*TENSOR))
+    cutter = _Cutter(_Tokens(place, part.spread > 1), place)
     assert part.kv_heads * place.count("tensor") == sizes.kv_heads, (
         "ranks that share a key head are not next to each other"
     )
@@ -52,6 +54,9 @@ def cut_model(model: Decoder, place: Place) -> dict[str, Cut]:
         for pair in (attention, block.mlp):
             pair.register_forward_pre_hook(cutter.copy_input)
             pair.register_forward_hook(cutter.sum_output)
+    if part.spread > 1:  # a norm has part of the tokens
+        norms = [name for name, module in model.named_modules() if isinstance(module, RMSNorm)]
+        cutter.cuts.update({f"{name}.weight": Cut(partial=TENSOR) for name in norms})
     if isinstance(model.prefix, Prefix):
         model.prefix.heads = slice(*place.share(sizes.kv_heads, "tensor"))
         cutter.cuts["prefix.weight"] = Cut(partial=TENSOR)
@@ -70,8 +75,24 @@ def _cut_words(model: Decoder, cutter: "_Cutter") -> None:
         model.head.weight = model.embed
     else:
         cutter.keep("head.weight", model.head, Cut(0, whole, (span,), TENSOR))
-    model.words = _Words(span[0], span[1], cutter.place)
+    model.words = _Words(span[0], span[1], cutter.tokens)
     model.head.register_forward_hook(cutter.gather_words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What ranks that share every product exchange of a pass's tokens."""
+
+    place: Place
+    parted: bool  # with gradients, a rank has a part of them between products
+
+    def gather(self, x_BTH: Tensor) -> Any:
+        """Of all ranks, which then multiply it by different weights: the gradients of all are summed."""
+        return (_Gather if self.parted and torch.is_grad_enabled() else _Copy).apply(x_BTH, self.place)
+
+    def sum(self, x_BTH: Tensor) -> Any:
+        """Of what each rank has made of all tokens."""
+        return (_SumParts if self.parted and torch.is_grad_enabled() else _Sum).apply(x_BTH, self.place)
 
 
 @dataclass(slots=True)
@@ -80,18 +101,18 @@ class _Words:
 
     first: int
     stop: int
-    place: Place
+    tokens: "_Tokens"
 
     def embed(self, tokens_BT: Tensor, weight_VH: Tensor) -> Any:
         here_BT = (tokens_BT >= self.first) & (tokens_BT < self.stop)
         x_BTH = embedding((tokens_BT - self.first).where(here_BT, 0), weight_VH)
-        return _Sum.apply(x_BTH * here_BT[..., None], self.place)
+        return self.tokens.sum(x_BTH * here_BT[..., None])
 
-    def enter(self, x: Tensor) -> Any:
-        return _Copy.apply(x, self.place)
+    def enter(self, x_BTH: Tensor) -> Tensor:
+        return self.tokens.gather(x_BTH)
 
     def join(self, sums_2S: Tensor) -> Tensor:
-        of_ranks = _of_ranks(sums_2S, self.place)
+        of_ranks = _of_ranks(sums_2S, self.tokens.place)
         return torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
 
 
@@ -99,16 +120,17 @@ class _Words:
 class _Cutter:
     """Cuts linear layers, and remembers how."""
 
+    tokens: _Tokens
     place: Place
     cuts: dict[str, Cut] = field(default_factory=dict[str, Cut])
 
     def copy_input(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Before the first of two products."""
-        return _Copy.apply(args[0], self.place), *args[1:]
+        return self.tokens.gather(args[0]), *args[1:]
 
     def sum_output(self, _: nn.Module, __: object, out: Tensor) -> Any:
         """After the second."""
-        return _Sum.apply(out, self.place)
+        return self.tokens.sum(out)
 
     def gather_words(self, _: nn.Module, __: object, logits: Tensor) -> Tensor:
         """After the head, for generation and evaluation, whose rows are few."""
@@ -193,6 +215,47 @@ def _of_ranks(own: Tensor, place: Place) -> Tensor:
     of_ranks[place.index(*TENSOR)] = own
     place.sum_(of_ranks, *TENSOR)
     return of_ranks
+
+
+def _all_tokens(part: Tensor, place: Place) -> Tensor:
+    """The parts of all ranks, one after the other."""
+    of_ranks = part.new_empty(place.count(*TENSOR), *part.shape)
+    dist.all_gather(list(of_ranks), part.contiguous(), group=place.group(*TENSOR))
+    return of_ranks.transpose(0, 1).flatten(1, 2)
+
+
+def _own_tokens(whole: Tensor, place: Place) -> Tensor:
+    """This rank's part of the sum over ranks."""
+    of_ranks = whole.unflatten(1, (place.count(*TENSOR), -1)).transpose(0, 1).contiguous()
+    own = torch.empty_like(of_ranks[0])
+    dist.reduce_scatter(own, list(of_ranks), group=place.group(*TENSOR))
+    return own
+
+
+class _Gather(torch.autograd.Function):
+    """All tokens, from the part that each rank has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
+        ctx.place = place
+        return _all_tokens(x, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return _own_tokens(grads[0], ctx.place), None
+
+
+class _SumParts(torch.autograd.Function):
+    """Of the sum of what ranks made, the part of the tokens that each has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
+        ctx.place = place
+        return _own_tokens(x, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return _all_tokens(grads[0], ctx.place), None
 
 
 class _Copy(torch.autograd.Function):

@@ -127,7 +127,7 @@ class Software:
     summed: float = 4.0  # ... and of its gradient
 
 
-OURS = Software()
+OURS = Software(parted_norms=True)
 
 
 @dataclass(frozen=True, slots=True)

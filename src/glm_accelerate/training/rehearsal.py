@@ -56,7 +56,7 @@ def _cheapest(model: Decoder, plan: RunPlan, place: Place) -> dict[str, Any]:
     model.recompute = False
     layout = Layout.of_documents([(plan.micro_tokens,)], device)
     table = rope_table(layout.positions_BT, model.sizes.rope_width, model.sizes.rope_theta)
-    shape = (1, plan.micro_tokens, model.sizes.width)
+    shape = (1, model.tokens_here(plan.micro_tokens), model.sizes.width)
     x_BTH = torch.randn(shape, dtype=model.compute or model.embed.dtype, device=device)
     x_BTH.requires_grad_(model.embed.requires_grad)
     chain = measure_all(blocks, x_BTH, layout, table, None, None, around=gathered)

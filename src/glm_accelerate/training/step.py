@@ -79,8 +79,6 @@ class WholeModel:
         rows_S = send(torch.from_numpy(targets), device)
         labels_S = send(torch.from_numpy(labels[targets]), device)
         hidden_SH = hidden_RTH.flatten(0, 1)[rows_S]
-        if model.words is not None:
-            hidden_SH = model.words.enter(hidden_SH)
         form = form_now(model.form, model.training)
         return linear_cross_entropy(
             hidden_SH,
