@@ -72,7 +72,7 @@ def ways(
         yield "cost", lambda lengths, ranks: deal(lengths, ranks, cost)
     else:
         yield "cost, as if all were alike", lambda lengths, ranks: deal(lengths, ranks, cost)
-        yield "cost, a smaller share", lambda lengths, ranks: deal(lengths, ranks, cost, speeds)
+        yield "cost, a smaller share", lambda lengths, ranks: deal(lengths, ranks, cost, speeds=speeds)
 
 
 def simulated(ranks: int, longest: int, slowed: bool) -> Iterator[Dealt]:

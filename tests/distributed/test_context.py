@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import arranged
+from glm_accelerate.data.pack import Dealing, arranged
 from glm_accelerate.data.pipeline import collate, steps
 from glm_accelerate.data.types import Batch, FilePlace, Sample, Step
 from glm_accelerate.kernels.native.build import lacking
@@ -35,6 +35,9 @@ DATA = {
     "cut documents among whole ones": [7, 201, 30, 64, 1, 97, 15, 22],
 }
 LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
+    "data 2": (Axes(data=2), ()),
+    "data 3": (Axes(data=3), ()),
+    "shard 3": (Axes(shard=3), ()),
     "context 2": (Axes(data=2, context=2), ()),
     "context 3": (Axes(data=3, context=3), ()),
     "context 4": (Axes(data=4, context=4), ()),
@@ -62,10 +65,11 @@ class Made:
 
 
 def laid(lengths: Sequence[int], place: Place) -> list[Step]:
-    """Steps as a run makes them."""
+    """Steps as a run makes them, where those who share documents take less the further they are behind."""
     order = Order(np.array(lengths, np.int32), ((0, len(lengths), 1.0),), 0, len(lengths))
     (rank, ranks), context = place.samples, place.axes.context
-    samples = Made(lengths)
+    speeds = tuple(1 / (1 + at // context) for at in range(ranks))
+    samples, dealing = Made(lengths), Dealing(0.02, speeds, together=place.count("shard") > 1)
     made = steps(
         samples,
         order,
@@ -76,6 +80,7 @@ def laid(lengths: Sequence[int], place: Place) -> list[Step]:
         rank=rank,
         ranks=ranks,
         context=context,
+        dealing=dealing,
     )
     data = list(made)
     if context > 1:

@@ -223,6 +223,9 @@ class ParallelSection(Section):
     """How many stages the layers are divided into; what one has computed travels to the next."""
     context: Auto | Annotated[int, Field(ge=1)] = 1
     """How many ranks share a document that is longer than a pass; others stay whole on one of them."""
+    balance: Literal["tokens", "cost", "measured"] = "cost"
+    """How a step is dealt to ranks: equally many tokens; equal cost, as reckoned from lengths; measured: by
+    what lengths cost here, less to slower ranks, measured again at each checkpoint."""
 
     @property
     def open(self) -> list[str]:

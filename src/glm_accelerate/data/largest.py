@@ -4,14 +4,15 @@ A pass needs what its positions, its longest document and its targets make it ne
 more than its widest one and the one with its longest sample, each with the most targets that any may have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import Arrangement, arranged, widest_for
+from glm_accelerate.data.pack import BY_TOKENS, Arrangement, Dealing, arranged, widest_for
 from glm_accelerate.data.pipeline import Samples, collate
 from glm_accelerate.data.types import IGNORED, Batch, Step
 
@@ -51,12 +52,19 @@ def find_largest(
     ranks: int = 1,
     matter: int = 2,
     context: int = 1,
+    dealing: Dealing = BY_TOKENS,
 ) -> Largest:
     """Over the steps after the first `position` ones up to `total`; of a very long run, over its first steps
     and at least an epoch. `targets`: of each sample; `matter`: how many passes of a step memory depends on.
 
-    Rows are laid only where they may be wider than all before: for most steps the lengths are enough.
+    Rows are laid only where they may be wider than all before: for most steps the lengths are enough. Where
+    shares move, a rank may come to have all that its neighbours do not.
     """
+    ranks = context if dealing.moves else ranks
+    dealing = replace(dealing, speeds=(), together=False)  # no pass is larger, but for a rank's last
+    lay = partial(
+        arranged, batching=batching, micro_tokens=micro_tokens, ranks=ranks, context=context, dealing=dealing
+    )
     widest: Pass | None = None
     furthest: Pass | None = None
     area = length = most_targets = gathered = 0
@@ -72,7 +80,7 @@ def find_largest(
         shared = context > 1 and int(lengths.max()) > micro_tokens
         if count >= matter and not shared and widest_for(int(lengths.max()), micro_tokens) <= area:
             continue
-        for own in arranged(lengths.tolist(), batching, micro_tokens, ranks, context):
+        for own in lay(lengths.tolist()):
             count = min(matter, max(count, len(own)))
             for arrangement in own:
                 one = Pass(number, tuple(drawn.tolist()), arrangement)
@@ -82,7 +90,7 @@ def find_largest(
                     gathered, furthest = arrangement.gathered, one
     assert longest is not None, "no step is left"
     assert widest is not None
-    with_longest = _with_longest(order, *longest, batching, micro_tokens, ranks, context)
+    with_longest = _with_longest(order, *longest, lay)
     last = with_longest if furthest is None else furthest  # long documents lie where most keys are gathered
     passes = (last,) if last.arrangement.area == area else (widest, last)
     return Largest(area, length, min(most_targets, area), count, total, passes, gathered)
@@ -106,15 +114,12 @@ def _with_longest(
     order: Order,
     number: int,
     drawn: NDArray[np.int64],
-    batching: str,
-    micro_tokens: int,
-    ranks: int,
-    context: int,
+    lay: Callable[[Sequence[int]], list[list[Arrangement]]],
 ) -> Pass:
     """The pass of a step that has the step's longest sample."""
     lengths: Sequence[int] = order.lengths[drawn].tolist()
     place = lengths.index(max(lengths))
-    passes = (one for own in arranged(lengths, batching, micro_tokens, ranks, context) for one in own)
+    passes = (one for own in lay(lengths) for one in own)
     return Pass(number, tuple(drawn.tolist()), next(a for a in passes if place in a.places))
 
 

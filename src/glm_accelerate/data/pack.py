@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, Piece
+
+ROUND = 0.02  # of a step's time, that one more pass of all ranks has to save where they wait for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +40,46 @@ class Arrangement:
         return sum(piece.start for piece in self.pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """By what a step's samples are dealt to ranks: what they cost, and how fast each rank is."""
+
+    square: float = 0.0  # what the square of a document's length costs, where a token costs 1
+    speeds: tuple[float, ...] = ()  # beside the fastest rank's; none: all are alike
+    together: bool = False  # ranks wait for each other in every pass, as FSDP's do
+    moves: bool = False  # factor and speeds are measured again as the run goes
+
+    def cost(self, length: int) -> float:
+        """Of a document."""
+        return length + self.square * length**2
+
+    def cost_of(self, piece: Piece) -> float:
+        """Of a piece: of two at the same distance from both ends, on average."""
+        return len(piece) * (1 + self.square * piece.whole)
+
+
+BY_TOKENS = Dealing()
+
+
 def arranged(
-    lengths: Sequence[int], batching: str, micro_tokens: int, ranks: int, context: int = 1
+    lengths: Sequence[int],
+    batching: str,
+    micro_tokens: int,
+    ranks: int,
+    context: int = 1,
+    dealing: Dealing = BY_TOKENS,
 ) -> list[list[Arrangement]]:
     """Each rank's passes of a step. A document longer than `micro_tokens` is shared by `context` neighbours,
     who have their pieces of it in passes of the same number.
     """
     cut = [place for place, length in enumerate(lengths) if context > 1 and length > micro_tokens]
-    begun = _shared([(place, lengths[place]) for place in cut], micro_tokens, ranks, context)
+    if batching == "pack" and dealing.together and not cut:
+        return _in_rounds(lengths, micro_tokens, ranks, dealing)
+    begun = _shared([(place, lengths[place]) for place in cut], micro_tokens, ranks, context, dealing)
     held = [[sum(map(len, pieces)) for pieces in own] for own in begun]
+    loads = [sum(dealing.cost_of(piece) for pieces in own for piece in pieces) for own in begun]
     whole = sorted(set(range(len(lengths))) - set(cut))
-    shares = deal([lengths[place] for place in whole], ranks, begun=[sum(own) for own in held])
+    shares = deal([lengths[place] for place in whole], ranks, dealing.cost, loads, dealing.speeds)
     passes: list[list[Arrangement]] = []
     for share, used, pieces in zip(shares, held, begun, strict=True):
         places = [whole[index] for index in share]
@@ -63,12 +96,57 @@ def arranged(
     return passes
 
 
+def _in_rounds(
+    lengths: Sequence[int], micro_tokens: int, ranks: int, dealing: Dealing
+) -> list[list[Arrangement]]:
+    """Where ranks wait for each other in every pass: the passes of one round, one of each rank, cost alike.
+    More rounds than needed are made where that saves enough, as slow ranks have small passes then.
+    """
+    least = _rounds(lengths, micro_tokens, ranks, dealing, 0)
+    count = len(least[1][0])
+    more = {count, count + 1} | ({count * 5 // 4, count * 3 // 2, 2 * count} if dealing.speeds else set())
+    tried = [least, *(_rounds(lengths, micro_tokens, ranks, dealing, each) for each in sorted(more))]
+    _, places = min(tried, key=lambda one: one[0] * (1 + ROUND * (len(one[1][0]) - count)))
+    return [
+        [Arrangement((tuple(sorted(row)),), aligned(sum(lengths[at] for at in row))) for row in own if row]
+        for own in places
+    ]
+
+
+def _rounds(
+    lengths: Sequence[int], micro_tokens: int, ranks: int, dealing: Dealing, count: int
+) -> tuple[float, list[list[list[int]]]]:
+    """How long `count` or more rounds take, and the places of each rank in each: the longest sample goes
+    first, to where it makes its round the least longer, of a rank that has the least.
+    """
+    capacity = max(aligned(micro_tokens), aligned(max(lengths)))
+    speeds = np.array(dealing.speeds or [1.0] * ranks)
+    taken, tokens = np.zeros((max(1, count), ranks)), np.zeros((max(1, count), ranks), np.int64)
+    places: list[list[list[int]]] = [[[] for _ in taken] for _ in range(ranks)]
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if not (tokens + lengths[place] <= capacity).any():
+            taken, tokens = (np.vstack([each, np.zeros_like(each[:1])]) for each in (taken, tokens))
+            for own in places:
+                own.append([])
+        takes = dealing.cost(lengths[place]) / speeds
+        longer = np.maximum(0.0, taken + takes - taken.max(axis=1, keepdims=True))
+        longer[tokens + lengths[place] > capacity] = np.inf
+        has = np.where(longer == longer.min(), taken.sum(axis=0) + takes, np.inf)
+        number, rank = np.unravel_index(has.argmin(), has.shape)
+        places[rank][number].append(place)
+        taken[number, rank] += takes[rank]
+        tokens[number, rank] += lengths[place]
+    order = np.argsort(-taken.max(axis=1), kind="stable")
+    return float(taken.max(axis=1).sum()), [[own[number] for number in order] for own in places]
+
+
 def _shared(
-    cut: Sequence[tuple[int, int]], micro_tokens: int, ranks: int, context: int
+    cut: Sequence[tuple[int, int]], micro_tokens: int, ranks: int, context: int, dealing: Dealing
 ) -> list[list[tuple[Piece, ...]]]:
     """The pieces in each pass of each rank. Neighbours have equally many passes, with the same documents."""
     passes: list[list[tuple[Piece, ...]]] = [[] for _ in range(ranks)]
-    for group, share in enumerate(deal([length for _, length in cut], ranks // context)):
+    sizes, speeds = [length for _, length in cut], dealing.speeds[::context]  # neighbours have one speed
+    for group, share in enumerate(deal(sizes, ranks // context, dealing.cost, speeds=speeds)):
         sizes = [longest_share(cut[index][1], context) for index in share]
         for one in pack(sizes, micro_tokens) if sizes else ():
             for rank in range(context):

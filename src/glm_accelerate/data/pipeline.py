@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import ARRANGE, Arrangement, arranged
+from glm_accelerate.data.pack import ARRANGE, BY_TOKENS, Arrangement, Dealing, arranged
 from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, IGNORED, Batch, Piece, Sample, Step
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ def steps(
     rank: int = 0,
     ranks: int = 1,
     context: int = 1,
+    dealing: Dealing = BY_TOKENS,
 ) -> Generator[Step, None, None]:
     """The steps after the first `position` ones up to step `total`, with the batches of one of `ranks` ranks,
     of which `context` neighbours share what is longer than a pass.
@@ -52,7 +53,8 @@ def steps(
             if number > total:
                 return
             chosen = [samples[int(sample)] for sample in drawn]
-            passes = arranged([len(sample) for sample in chosen], batching, micro_tokens, ranks, context)
+            lengths = [len(sample) for sample in chosen]
+            passes = arranged(lengths, batching, micro_tokens, ranks, context, dealing)
             own = [collate(arrangement, chosen) for arrangement in passes[rank]]
             own += [empty_batch()] * (max(map(len, passes)) - len(own))
             yield Step(

@@ -10,7 +10,7 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.data.largest import Largest, find_largest
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import aligned, arranged, longest_share
+from glm_accelerate.data.pack import BY_TOKENS, Dealing, aligned, arranged, longest_share
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.models.families import Family
 from glm_accelerate.models.locate import locate
@@ -128,6 +128,7 @@ class Load:
     steps: int
     steps_per_epoch: int
     context: int = 1  # ranks that share what is longer than a pass
+    dealing: Dealing = BY_TOKENS
 
     @property
     def longest(self) -> int:
@@ -158,6 +159,7 @@ class Load:
             ranks=ranks,
             matter=matter,
             context=min(self.context, ranks),
+            dealing=self.dealing,
         )
 
     def padding(self, batching: str, micro_tokens: int, ranks: int = 1) -> float:
@@ -171,6 +173,7 @@ class Load:
         for place in np.linspace(0, len(steps) - 1, min(SAMPLED, len(steps))).round().astype(int):
             lengths: Sequence[int] = self.order.lengths[steps[place]].tolist()
             tokens += sum(lengths)
-            shares = arranged(lengths, batching, micro_tokens, ranks, min(self.context, ranks))
+            context = min(self.context, ranks)
+            shares = arranged(lengths, batching, micro_tokens, ranks, context, self.dealing)
             area += ranks * max(sum(one.area for one in own) for own in shares)
         return area / tokens

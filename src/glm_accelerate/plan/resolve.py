@@ -18,6 +18,7 @@ from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt import kept_bytes, kind_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
+from glm_accelerate.plan.dealing import dealing_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, Load
 from glm_accelerate.plan.hardware import Hardware
@@ -96,7 +97,7 @@ def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
     ground = ground.shared(config.parallel.size("tensor")).staged(config.parallel.size("pipeline"))
-    load, step_samples = _load(config, inputs, reasons)
+    load, step_samples = _load(config, ground, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
     every, samples, place = _evaluation(config, ground, settled, load, reasons)
@@ -177,8 +178,9 @@ def _say_ranks(ground: Ground, settled: SettledChoices, weighed: Weighed, reason
     reasons.say("shards", job.shards, settled.shards_why if as_settled else "divided they would need more")
 
 
-def _load(config: RunConfig, inputs: Inputs, reasons: Reasons) -> tuple[Load, int | None]:
+def _load(config: RunConfig, ground: Ground, reasons: Reasons) -> tuple[Load, int | None]:
     """How much is learnt in how many steps, and of how many samples each."""
+    inputs, dealing = ground.inputs, dealing_of(config, ground.sizes)
     tokens, train = int(inputs.train.lengths.sum()), config.train
     reasons.say("data", f"{len(inputs.train):,} samples, {tokens:,} tokens", "counted")
     asked = train.step_samples or train.step_tokens
@@ -190,7 +192,8 @@ def _load(config: RunConfig, inputs: Inputs, reasons: Reasons) -> tuple[Load, in
     steps = reasons.say(
         "steps", train.steps or order.steps_in(train.epochs or 1.0), _length_reason(config, per_epoch)
     )
-    return Load(order, inputs.train.targets, steps, per_epoch, config.parallel.size("context")), step_samples
+    context = config.parallel.size("context")
+    return Load(order, inputs.train.targets, steps, per_epoch, context, dealing), step_samples
 
 
 def order_of(inputs: Inputs, config: RunConfig, step_samples: int | None) -> Order:

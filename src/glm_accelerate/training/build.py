@@ -11,6 +11,7 @@ from glm_accelerate.assemble.recipe import training_recipe
 from glm_accelerate.checkpoint.format import MANIFEST
 from glm_accelerate.checkpoint.lease import lease
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.pack import BY_TOKENS
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.observe.sinks import events_of
@@ -25,6 +26,7 @@ from glm_accelerate.prove.proof import Proof, require
 from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly
+from glm_accelerate.training.balance import balance_of, dealt_steps
 from glm_accelerate.training.evaluation import evaluation_of
 from glm_accelerate.training.half import Half, in_half
 from glm_accelerate.training.life import Branch, Life
@@ -128,6 +130,7 @@ def _run(
 ) -> Run:
     config, plan, device = settled.config, settled.plan, model.embed.device
     passes = forward_backward_of(model, device, life.place, offload="activations" in plan.offload)
+    balance = balance_of(settled, life, model, progress)
     branch = Branch(life, progress.position if settled.choice.paths else -1, settled.choice.explicit)
     return Run(
         config,
@@ -136,11 +139,14 @@ def _run(
         model,
         passes,
         mover,
-        settled.steps(progress.position, life.place),
+        dealt_steps(settled, life, progress),
         progress,
-        saver_of(settled, life, mover, progress, branch),
+        saver_of(settled, life, mover, progress, branch, balance.at_save if balance else lambda: None),
         watch_over(plan, settled.inputs.train.lengths, device, before),
         evaluation_of(settled, life, model, mover, progress, branch),
         half,
-        rehearse=lambda: rehearsal(settled, life, model, passes, mover, progress.position),
+        balance,
+        rehearse=lambda: rehearsal(
+            settled, life, model, passes, mover, progress.position, progress.dealing or BY_TOKENS
+        ),
     )

@@ -15,6 +15,7 @@ from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import device_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.seed import seed_all, step_seed
+from glm_accelerate.training.balance import Balance
 from glm_accelerate.training.evaluation import Evaluation
 from glm_accelerate.training.half import Half, widen
 from glm_accelerate.training.life import Life
@@ -41,6 +42,7 @@ class Run:
     watch: Watch  # over memory
     evaluation: Evaluation | None
     half: Half | None  # in float16
+    balance: Balance | None  # of ranks that take different samples
     rehearse: Callable[[], None]  # before the first step
 
     @property
@@ -96,6 +98,8 @@ def take(run: Run, step: Step, rehearse: Callable[[], None] | None = None) -> St
     seed_all(step_seed(run.config.train.seed, step.number, place.samples[0]))
     with run.watch.over(step):
         outcome = train_step(run.passes, run.mover, step, _rate(run), run.progress.loss_scale, place)
+    if run.balance is not None:
+        run.balance.after(step)
     run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
     return outcome
 

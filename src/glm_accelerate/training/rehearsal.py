@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from glm_accelerate.data.largest import find_largest, largest_steps
+from glm_accelerate.data.pack import Dealing
 from glm_accelerate.data.types import Step
 from glm_accelerate.kernels.rope import rope_table
 from glm_accelerate.memory.measure import measure_all
@@ -71,7 +72,13 @@ def _cheapest(model: Decoder, plan: RunPlan, place: Place) -> dict[str, Any]:
 
 
 def rehearsal(
-    settled: Settled, life: Life, model: Decoder, passes: ForwardBackward, mover: Mover, position: int
+    settled: Settled,
+    life: Life,
+    model: Decoder,
+    passes: ForwardBackward,
+    mover: Mover,
+    position: int,
+    dealing: Dealing,
 ) -> None:
     """Run the largest passes as they will be trained, and forget them. What does not fit is a user's error
     now, instead of one of the machine's in some hours.
@@ -88,6 +95,7 @@ def rehearsal(
         ranks=life.place.samples[1],
         matter=max(2, len(plan.stages)),
         context=plan.context,
+        dealing=dealing,
     )
 
     def through(step: Step) -> None:

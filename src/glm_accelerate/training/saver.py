@@ -49,6 +49,7 @@ class Saver:
     best: Callable[[], int | None]  # the step that evaluations have found best so far
     branch: Branch  # that of earlier attempts, which gives way to the first checkpoint of this start
     pieces: Callable[[], Pieces]  # weights and moments as they are
+    settle: Callable[[], None]  # what is decided only where a checkpoint holds it
     fingerprints: Mapping[str, str]
     facts: Mapping[str, Any]
     skipped: int = 0
@@ -100,6 +101,7 @@ class Saver:
             self.life.warn(f"{what} ({self.skipped} left out so far)")
             return
         self.branch.give_up()
+        self.settle()
         self._last = time.perf_counter()
         facts = {**self.facts, "loss": self.progress.losses.get(step)}
         if self.progress.level.jumped is not None:
@@ -216,7 +218,14 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def saver_of(settled: Settled, life: Life, mover: Mover, progress: Progress, branch: Branch) -> Saver:
+def saver_of(
+    settled: Settled,
+    life: Life,
+    mover: Mover,
+    progress: Progress,
+    branch: Branch,
+    settle: Callable[[], None],
+) -> Saver:
     """The saver of a run."""
     config, plan, launched = settled.config, settled.plan, env.launched()
     job = launched.job if launched is not None else ""
@@ -232,6 +241,7 @@ def saver_of(settled: Settled, life: Life, mover: Mover, progress: Progress, bra
         best=lambda: best(progress.judging.prefix, config.evaluate.margin),
         branch=branch,
         pieces=lambda: resume_tensors(mover),
+        settle=settle,
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method, "job": job},
     )

@@ -17,6 +17,7 @@ from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import absolute, load_config, override, to_yaml
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
+from glm_accelerate.data.pack import Dealing
 from glm_accelerate.data.pipeline import steps
 from glm_accelerate.data.tokenizers import load_tokenizer
 from glm_accelerate.data.types import Step
@@ -79,7 +80,7 @@ class Settled:
         adapter = begin if not paths and begin is not None and is_adapter(begin) else None
         return ModelFiles(self.model_dir, self.begun_on, adapter)
 
-    def steps(self, position: int, place: Place) -> Generator[Step, None, None]:
+    def steps(self, position: int, place: Place, dealing: Dealing) -> Generator[Step, None, None]:
         """This rank's batches of the steps after `position`."""
         rank, ranks = place.samples
         return steps(
@@ -92,6 +93,7 @@ class Settled:
             rank=rank,
             ranks=ranks,
             context=place.axes.context,
+            dealing=dealing,
         )
 
 

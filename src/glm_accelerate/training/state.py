@@ -5,7 +5,7 @@ rank takes; so no generator, no permutation and no packing is stored, and any nu
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from glm_accelerate.assemble.tensors import TensorSource, put
 from glm_accelerate.checkpoint.format import OPTIMIZER, WEIGHTS
+from glm_accelerate.data.pack import BY_TOKENS, Dealing
 from glm_accelerate.data.types import Step
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
 from glm_accelerate.optim.mover import Mover
@@ -48,6 +49,7 @@ class Progress:
     level: Level = field(default_factory=Level)  # of the training loss
     scale: Scale | None = None  # of the loss, in float16
     wide: Wide | None = None  # in float16, once it is measured
+    dealing: Dealing | None = None  # by what ranks get their samples; None: no two have different ones
 
     def record(self, step: Step, applied: bool, loss: float, patience: int) -> None:
         """A step is over. One that was not applied uses up its samples but does not advance the schedule.
@@ -80,6 +82,8 @@ class Progress:
         """What `to_json` gave. The first checkpoints have no level and no history of evaluations."""
         losses = {int(step): loss for step, loss in fields["losses"].items()}
         scale, wide, judging = fields.get("scale"), fields.get("wide"), fields.get("judging")
+        # Before there was a choice, samples were dealt by tokens.
+        dealing = fields.get("dealing", asdict(BY_TOKENS))
         counts = {key: int(value) for key, value in fields.items() if isinstance(value, int)}
         return Progress(
             **counts,
@@ -88,6 +92,7 @@ class Progress:
             level=Level(**fields.get("level", {})),
             scale=None if scale is None else Scale(**scale),
             wide=None if wide is None else Wide(wide["step"], tuple(wide["layers"])),
+            dealing=None if dealing is None else replace(Dealing(**dealing), speeds=tuple(dealing["speeds"])),
         )
 
 

@@ -1,12 +1,13 @@
 """Rows: nothing lost, nothing over the capacity, as little padding as promised."""
 
 import random
+from itertools import zip_longest
 
 import numpy as np
 import pytest
 
 from glm_accelerate.data.order import Order
-from glm_accelerate.data.pack import ARRANGE, Arrangement, arranged, deal, pack
+from glm_accelerate.data.pack import ARRANGE, BY_TOKENS, Arrangement, Dealing, arranged, deal, pack
 from glm_accelerate.data.pipeline import collate, steps
 from glm_accelerate.data.types import IGNORED, FilePlace, Piece, Sample, Step
 
@@ -129,6 +130,34 @@ def test_a_slow_rank_gets_a_smaller_share() -> None:
     ]
     assert max(times) < 1.03 * sum(lengths) / 2.5
     assert deal(lengths, 3, speeds=(2.0, 2.0, 2.0)) == deal(lengths, 3)
+
+
+def waited(lengths: list[int], ranks: int, true: Dealing, way: Dealing) -> float:
+    """How long a step takes whose ranks wait for each other in every pass."""
+    every = arranged(lengths, "pack", 512, ranks, dealing=way)
+    assert sorted(at for own in every for one in own for at in one.places) == list(range(len(lengths)))
+    assert max(one.width for own in every for one in own) <= 512
+    times = [
+        [sum(true.cost(lengths[at]) for at in one.places) / speed for one in own]
+        for own, speed in zip(every, true.speeds or [1.0] * ranks, strict=True)
+    ]
+    return sum(map(max, zip_longest(*times, fillvalue=0.0)))
+
+
+@pytest.mark.parametrize(("speeds", "most"), [((), 0.99), ((1.0, 0.5, 1.0, 1.0), 0.75)])
+def test_ranks_that_wait_in_every_pass_have_passes_of_equal_cost(
+    speeds: tuple[float, ...], most: float
+) -> None:
+    drawn, dealing = random.Random(1), Dealing(0.01, speeds, together=True)
+    shares = list[float]()
+    for _ in range(20):
+        lengths = [min(512, 1 + int(drawn.lognormvariate(4, 1.2))) for _ in range(80)]
+        shares.append(waited(lengths, 4, dealing, dealing) / waited(lengths, 4, dealing, BY_TOKENS))
+    assert sum(shares) < most * 20
+
+
+def test_a_rank_may_have_nothing() -> None:
+    assert arranged([100], "pack", 512, 3, dealing=Dealing(0.1, together=True))[1:] == [[], []]
 
 
 def taken(ranks: int, batching: str) -> list[list[Step]]:

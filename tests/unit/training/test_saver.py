@@ -48,6 +48,7 @@ def warnings_of(
         best=nothing,
         branch=nothing,
         pieces=lambda: {"weights": {"w": part_of(torch.zeros(SIZE // 4))}},
+        settle=nothing,
         fingerprints={},
         facts={},
     )

@@ -45,8 +45,10 @@ class Window:
 
 
 WINDOWS = {
-    "float32": Window("float32", 5, (7, 8, 9), frozenset({"scale", "wide"})),
-    "float16": Window("float16", 4, (5, 6, 10), frozenset({"bad", "bad_in_a_row"})),  # lowered, never bad
+    "float32": Window("float32", 5, (7, 8, 9), frozenset({"scale", "wide", "dealing"})),
+    "float16": Window(
+        "float16", 4, (5, 6, 10), frozenset({"bad", "bad_in_a_row", "dealing"})
+    ),  # lowered, never bad
 }
 
 

@@ -1,0 +1,121 @@
+"""Shares that follow a slow rank, through a kill; test_context.py: uneven shares are one process."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm_accelerate.demo.tiny import Size, write_tiny
+from tests.distributed.test_ranks import figures, processes, steps_done
+from tests.warm import Warm
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Samples of very uneven lengths, of which a step takes long enough for clocks."""
+    words, drawn = [f"w{number}" for number in range(100)], random.Random(0)
+    size = Size(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128)
+    model = write_tiny(tmp_path / "model", words, size=size)
+
+    def line() -> str:
+        answer = " ".join(drawn.choices(words, k=min(500, 8 + int(drawn.lognormvariate(4, 1)))))
+        asked = {"role": "user", "content": "w1"}, {"role": "assistant", "content": answer}
+        return json.dumps({"messages": asked}) + "\n"
+
+    for name, count in (("train", 60), ("dev", 4)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(line() for _ in range(count)))
+    said = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "adapt": {"method": "full"},
+        "data": {
+            "train": str(tmp_path / "train.jsonl"),
+            "dev": str(tmp_path / "dev.jsonl"),
+            "max_tokens": 512,
+            "workers": 1,
+            "cache": str(tmp_path / "cache"),
+        },
+        "train": {"steps": 22, "step_samples": 6, "micro_tokens": 576},
+        "optim": {"learning_rate": 1e-3},
+        "precision": {"compute": "float32", "compile": "off"},
+        "evaluate": {"every": 1000, "where": "inline", "metrics": ["loss"]},
+        "checkpoint": {"every": 10, "wait": True},
+        "parallel": {"balance": "measured"},
+    }
+    path = tmp_path / "balance.yaml"
+    path.write_text(yaml.safe_dump(said))
+    return path
+
+
+@contextmanager
+def slowed(process: int) -> Generator[None, None, None]:
+    """It computes a sixth of the time."""
+    over = threading.Event()
+
+    def stop_and_go() -> None:
+        with suppress(ProcessLookupError):
+            while not over.is_set():
+                os.kill(process, signal.SIGSTOP)
+                time.sleep(0.025)
+                os.kill(process, signal.SIGCONT)
+                time.sleep(0.005)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def raw(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Events of all attempts."""
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["kind"] == kind]
+
+
+def until(job: Warm, run: Path, step: int) -> None:
+    while steps_done(run) < step:
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.005)
+
+
+def test_a_slow_rank_has_a_smaller_share_through_a_kill_and_until_it_is_fast_again(
+    config: Path, tmp_path: Path, warm: Callable[..., Warm], go: Callable[..., str]
+) -> None:
+    run, here = tmp_path / "run", "glm_accelerate.training.balance."
+    words = ["train", str(config), "--run", str(run), "--nproc", "2", "parallel.shard=full"]
+    job = warm(*words, other={f"{here}ENOUGH": 0.01, f"{here}LOOK": 5, f"{here}WINDOW": 9})
+    until(job, run, 1)
+    with slowed(processes(job.pid)[1]):
+        until(job, run, 12)
+        os.kill(processes(job.pid)[1], signal.SIGKILL)
+    said = "".join(job.communicate(timeout=120))
+    assert job.returncode == 0, said
+    decided = [(event["step"], event["shares"]) for event in raw(run, "decision") if "shares" in event]
+    assert [step for step, _ in decided] == [0, 10, 10, 20]
+    (_, shares), (_, resumed), (_, back) = decided[1:]
+    assert shares[1] < 0.6 * shares[0]
+    assert resumed == shares
+    assert back[1] > shares[1]
+    # What was done again after the kill was dealt as before, to the last bit.
+    again = [event for event in raw(run, "step") if event["step"] > 10]
+    twice = {event["step"] for event in again if event["attempt"] == 1}
+    assert len(twice) >= 2
+    for step in twice:
+        one, other = ((event["loss"], event["grad_norm"]) for event in again if event["step"] == step)
+        assert one == other
+    named = [event["rank"] for event in raw(run, "warning") if "times" in event]
+    assert named[0] == 1
+    go(config, tmp_path / "one", 1)
+    for one, many in zip(figures(tmp_path / "one"), figures(run), strict=True):
+        assert many == pytest.approx(one, rel=1e-4)
