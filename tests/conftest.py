@@ -20,7 +20,8 @@ from torch import Tensor
 from glm_accelerate.demo.tiny import Size, write_tiny
 from glm_accelerate.models.decoder import Decoder, Origin
 from glm_accelerate.models.families import FAMILIES
-from tests.warm import Place, Warm, start
+from glm_accelerate.plan import probe
+from tests.warm import UNMEASURED, Place, Warm, start
 
 # Ignored under nohup and in the background of a script, and then by all that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -102,6 +103,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("process")  # so that `not process` leaves it out
 
 
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run is not measured before it begins, which takes seconds: tests of just that set it back."""
+    monkeypatch.setattr(probe, "WORTH", UNMEASURED["glm_accelerate.plan.probe.WORTH"])
+
+
 @pytest.fixture
 def make_model(tmp_path: Path) -> Callable[..., Path]:
     """make_model(family, seed=0, dtype=torch.float32, **config changes) -> a model directory."""
@@ -149,9 +156,10 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., Wa
         env: Mapping[str, str] | None = None,
         group: bool = False,
         other: Mapping[str, float] | None = None,
+        code: str = "",
     ) -> Warm:
         output, room = tmp_path_factory.mktemp("warm"), dict(env or os.environ)
-        place = Place(output, cwd or Path.cwd(), room, group, dict(other or {}))
+        place = Place(output, cwd or Path.cwd(), room, group, UNMEASURED | (other or {}), code)
         started.append(start(words, place))
         return started[-1]
 
@@ -222,6 +230,6 @@ def tiny_run(tmp_path: Path) -> dict[str, object]:
         },
         "train": {"steps": 14, "step_samples": 4},
         "optim": {"learning_rate": 1e-2},
-        "evaluate": {"metrics": ["loss", "exact_match"], "max_new_tokens": 8},
+        "evaluate": {"every": 5, "metrics": ["loss", "exact_match"], "max_new_tokens": 8},
         "checkpoint": {"every": 3},
     }

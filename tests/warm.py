@@ -4,6 +4,7 @@ Signals, environment, output and exit code are those of a fresh process. Not so 
 what a library reads from the environment when it is loaded: tests about these start a fresh one.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -28,6 +29,14 @@ LOADED = [
     "torch.distributed.checkpoint",
     "torch._dynamo",
     "transformers",
+]
+# No run is long enough for the system to be measured before it begins: seconds in a process of its own.
+UNMEASURED: dict[str, float] = {"glm_accelerate.plan.probe.WORTH": math.inf}
+UNMEASURED_COMMAND = [  # ... nor of a fresh process
+    sys.executable,
+    "-c",
+    "import math, sys; from glm_accelerate.plan import probe; probe.WORTH = math.inf; "
+    "from glm_accelerate.cli.main import main; sys.exit(main())",
 ]
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(LOADED)
@@ -92,7 +101,7 @@ class Warm:
 @dataclass(frozen=True)
 class Place:
     """Where a command runs; `group`: as the first process of a group of its own. `other`: what constants of
-    modules are there.
+    modules are there. `code`: what is run in place of the command, with its words.
     """
 
     output: Path
@@ -100,6 +109,7 @@ class Place:
     env: Mapping[str, str]
     group: bool
     other: Mapping[str, float]
+    code: str = ""
 
 
 def start(words: tuple[str, ...], place: Place) -> Warm:
@@ -124,6 +134,4 @@ def _be_command(words: tuple[str, ...], place: Place) -> None:
         module, _, constant = name.rpartition(".")
         assert getattr(sys.modules[module], constant) is not None
         setattr(sys.modules[module], constant, value)
-    from glm_accelerate.cli.main import main
-
-    sys.exit(main())
+    exec(place.code or "import sys; from glm_accelerate.cli.main import main; sys.exit(main())", {})

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,6 +138,21 @@ def trace(
     return gradients, torch.tensor([(step.loss, step.grad_norm) for step in steps])
 
 
+@cache
+def of_one(
+    sizes: Sizes, method: str, data: Callable[[Place], Sequence[Step]]
+) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    """Gradients, loss and norm of each step, and the weights in the end: the first rank tells the others."""
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        model = model_of(sizes, method)
+        weights = trained(model)
+        gradients, numbers = trace(model, CutTable(weights), SINGLE, data(SINGLE))
+        told = [(gradients, numbers, {name: weight.detach() for name, weight in weights.items()})]
+    dist.broadcast_object_list(told, 0)
+    return told[0]
+
+
 def same_as_one(
     place: Place,
     sizes: Sizes,
@@ -146,8 +163,7 @@ def same_as_one(
     recompute: bool = False,
 ) -> None:
     """Loss and norm of each step, every gradient of the first, and the weights after the last."""
-    one = model_of(sizes, method)
-    expected, numbers = trace(one, CutTable(trained(one)), SINGLE, data(SINGLE))
+    expected, numbers, weights = of_one(sizes, method, data)
     model = model_of(sizes, method)
     table = divide(model, place, layers)
     model.recompute = recompute
@@ -161,9 +177,8 @@ def same_as_one(
     )
     everywhere = {name for names in place.ranks.gather(list(gradients)) for name in names}
     assert everywhere == expected.keys()
-    weights = trained(one)
     for name, weight in trained(model).items():
-        for have, whole in ((gradients[name], expected[name]), (weight.detach(), weights[name].detach())):
+        for have, whole in ((gradients[name], expected[name]), (weight.detach(), weights[name])):
             wanted = table.restore(name, weight, reader(whole))
             torch.testing.assert_close(
                 local_of(have).detach(),

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from glm_accelerate.evaluate.protocol import ledger
 from glm_accelerate.evaluate.protocol.messages import Request, exam_id_of
 from glm_accelerate.parallel.part import part_of
 from glm_accelerate.training.run import train
+from tests.warm import Warm
 
 Said = dict[str, Any]
 RANKS = 2
@@ -64,23 +63,19 @@ def make(run):
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
-) -> Callable[..., list[subprocess.Popen[str]]]:
+def start(tmp_path: Path, warm: Callable[..., Warm]) -> Callable[..., list[Warm]]:
     """start(run, *words): an evaluator's ranks as a launcher starts them; none is left after the test."""
 
-    def begin(run: Path, *words: str) -> list[subprocess.Popen[str]]:
+    def begin(run: Path, *words: str) -> list[Warm]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        verb = [sys.executable, "-m", "glm_accelerate.cli.main", "evaluate", "--follow"]
-        command = [*verb, str(run), *words]
-        ranks: list[subprocess.Popen[str]] = []
+        command = ["evaluate", "--follow", str(run), *words]
+        ranks: list[Warm] = []
         for rank in range(RANKS):
             said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port}
             surroundings = os.environ | {name: str(value) for name, value in said.items()}
-            one = spawn(command, cwd=tmp_path, env=surroundings | {"MASTER_ADDR": "127.0.0.1"}, text=True)
-            ranks.append(one)
+            ranks.append(warm(*command, cwd=tmp_path, env=surroundings | {"MASTER_ADDR": "127.0.0.1"}))
         return ranks
 
     return begin
@@ -95,7 +90,7 @@ def until(done: Callable[[], bool], seconds: float = 100) -> None:
 
 @pytest.mark.parametrize("divided", [True, False])
 def test_several_ranks_find_what_one_finds(
-    divided: bool, tiny_run: Said, tmp_path: Path, start: Callable[..., list[subprocess.Popen[str]]]
+    divided: bool, tiny_run: Said, tmp_path: Path, start: Callable[..., list[Warm]]
 ) -> None:
     """Divided as the run is, or each with the whole model and its share of the samples."""
     said = {
@@ -128,7 +123,8 @@ def test_several_ranks_find_what_one_finds(
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_ranks.py").write_text(OWN)
     run = tmp_path / "run"
     run.mkdir()
@@ -145,7 +141,7 @@ def ask(run: Path, attempt: int) -> Request:
     return request
 
 
-def test_ranks_that_fail(run: Path, start: Callable[..., list[subprocess.Popen[str]]]) -> None:
+def test_ranks_that_fail(run: Path, start: Callable[..., list[Warm]]) -> None:
     """All alike: a failed evaluation, and on to the next. One alone: it says why and ends the job, which
     could answer nothing more.
     """
@@ -172,7 +168,7 @@ def test_ranks_that_fail(run: Path, start: Callable[..., list[subprocess.Popen[s
     assert not ledger.is_claimed(run, third)
 
 
-def test_a_rank_that_dies(run: Path, start: Callable[..., list[subprocess.Popen[str]]]) -> None:
+def test_a_rank_that_dies(run: Path, start: Callable[..., list[Warm]]) -> None:
     """The others end, too, and what was claimed is free: another job answers it."""
     (run / "mood").write_text("long")
     request = ask(run, 1)

@@ -19,6 +19,7 @@ import yaml
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.format import read_manifest
 from glm_accelerate.runtime.env import cores
+from tests.warm import Warm
 
 Said = dict[str, Any]
 
@@ -45,18 +46,10 @@ def faulty(args):
     return one_rank(args)
 
 
-def go():
-    train.one_rank = faulty
-    sys.exit(main.main())
-'''
-IMPATIENT = """
-import sys
-from glm_accelerate.cli import main
-from glm_accelerate.parallel import heartbeat
-
-heartbeat.QUIET, heartbeat.LOST = 2.0, 3.0
+train.one_rank = faulty
 sys.exit(main.main())
-"""
+'''
+IMPATIENT = {"glm_accelerate.parallel.heartbeat.QUIET": 2.0, "glm_accelerate.parallel.heartbeat.LOST": 3.0}
 
 
 @pytest.fixture
@@ -69,17 +62,11 @@ def words(tiny_run: Said, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("who", ["1", "0 1"])
-def test_a_mistake_ends_the_job_and_is_said_once(who: str, words: list[str], tmp_path: Path) -> None:
+def test_a_mistake_ends_the_job_and_is_said_once(
+    who: str, words: list[str], warm: Callable[..., Warm]
+) -> None:
     """Whichever rank comes to it, alone or all together: nothing is started again."""
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import faulty; faulty.go()"
-    done = subprocess.run(
-        [sys.executable, "-c", start, *words],
-        env=os.environ | {"FAULTY": who},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = warm(*words, env=os.environ | {"FAULTY": who}, code=FAULTY).done()
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("error: step 3: out of memory (a smaller step)") == 1
     assert "another rank" not in done.stderr
@@ -111,21 +98,17 @@ def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(
-    words: list[str], disk: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
-) -> subprocess.Popen[str]:
+def job(words: list[str], disk: Path, tmp_path: Path, warm: Callable[..., Warm]) -> Warm:
     """A long one that trains, under an impatient launcher."""
-    line = [sys.executable, "-c", IMPATIENT, *words, "train.steps=100000", "checkpoint.every=50000"]
     room, log = os.environ | {"TMPDIR": str(disk)}, tmp_path / "run" / "events.jsonl"
-    nowhere = subprocess.DEVNULL
-    job = spawn(line, env=room, stderr=subprocess.PIPE, stdout=nowhere, text=True)
+    job = warm(*words, "train.steps=100000", "checkpoint.every=50000", env=room, other=IMPATIENT)
     while not log.exists() or '"step"' not in log.read_text():
         assert job.poll() is None
         time.sleep(0.05)
     return job
 
 
-def test_a_full_disk_kills_no_rank(job: subprocess.Popen[str], disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_kills_no_rank(job: Warm, disk: Path, tmp_path: Path) -> None:
     """Signs of life end, training does not; with room again they are back. The signal that stops the job is
     passed on while the disk is full.
     """
@@ -148,14 +131,11 @@ def test_a_full_disk_kills_no_rank(job: subprocess.Popen[str], disk: Path, tmp_p
     assert published(tmp_path / "run")
 
 
-def test_a_full_disk_keeps_no_job_from_starting_again(
-    job: subprocess.Popen[str], disk: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_keeps_no_job_from_starting_again(job: Warm, disk: Path, tmp_path: Path) -> None:
     fill(disk)
     (sign,) = disk.glob("glm-accelerate-*/rank-1.json")
     os.kill(json.loads(sign.read_text())["process"], signal.SIGKILL)
-    assert job.stderr is not None
-    assert any("starting again" in line for line in job.stderr)
+    job.read_until("starting again")
     log = tmp_path / "run" / "events.jsonl"
     reached = log.read_text().count('"kind": "step"')
     while log.read_text().count('"kind": "step"') < reached + 2:
@@ -165,16 +145,12 @@ def test_a_full_disk_keeps_no_job_from_starting_again(
     assert (job.communicate(timeout=120), job.returncode)[1] == 75
 
 
-def test_who_failed_is_named_and_not_who_noticed(words: list[str], tmp_path: Path) -> None:
+def test_who_failed_is_named_and_not_who_noticed(words: list[str], warm: Callable[..., Warm]) -> None:
     """A rank that is lost takes the others with it in seconds, which say so themselves."""
     crash = FAULTY.replace("raise UserError", "raise ZeroDivisionError").replace(
         '"out of memory", where="step 3", cure="a smaller step"', '"once more"'
     )
-    (tmp_path / "faulty.py").write_text(crash)
-    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import faulty; faulty.go()"
-    line = [sys.executable, "-c", start, *words, "checkpoint.every=2"]
-    there = os.environ | {"FAULTY": "1"}
-    done = subprocess.run(line, env=there, capture_output=True, text=True, timeout=240)
+    done = warm(*words, "checkpoint.every=2", env=os.environ | {"FAULTY": "1"}, code=crash).done()
     assert done.returncode == 1
     assert len(re.findall(r"launcher: rank 1 \(process \d+\) ended by exit code 1", done.stderr)) >= 3
     assert "launcher: rank 0" not in done.stderr

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,18 @@ from glm_accelerate.models.write import save_model
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.run import train
+from tests.warm import Warm
 
 Said = dict[str, Any]
 TOKENS = torch.randint(0, 60, (2, 23), generator=torch.Generator().manual_seed(0))
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "glm_accelerate.cli.main", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(warm: Callable[..., Warm]) -> Command:
+    return lambda *words: warm(*map(str, words)).done()
 
 
 def state(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -59,7 +63,7 @@ def said(tiny_run: Said, smaller: Path) -> Said:
     }
 
 
-def test_the_verb_writes_it(smaller: Path, tiny_run: Said, tmp_path: Path) -> None:
+def test_the_verb_writes_it(smaller: Path, tiny_run: Said, tmp_path: Path, command: Command) -> None:
     words = ("compress", tiny_run["model"]["path"], tmp_path / "out")
     made = command(*words, "--share-qk", 2, "--keep-energy", 0.6)
     assert made.returncode == 0, made.stderr
@@ -71,7 +75,7 @@ def test_the_verb_writes_it(smaller: Path, tiny_run: Said, tmp_path: Path) -> No
     assert "exists already" in made.stderr
 
 
-def test_trained_resumed_and_exported_both_ways(said: Said, tmp_path: Path) -> None:
+def test_trained_resumed_and_exported_both_ways(said: Said, tmp_path: Path, command: Command) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump({**said, "adapt": {"method": "full"}}))
     run, straight = tmp_path / "run", tmp_path / "straight"

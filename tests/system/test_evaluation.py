@@ -102,7 +102,7 @@ class At:
         pass
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.prove)])
 def test_beside_and_inline_find_the_same_and_train_the_same(
     method: str, tiny_run: Said, tmp_path: Path
 ) -> None:
@@ -325,7 +325,9 @@ def rates(run: Path) -> dict[int, float]:
     return {event["step"]: event["learning_rate"] for event in told(run, "step")}
 
 
-@pytest.mark.parametrize(("where", "stops"), [("inline", (6, 9)), ("beside", (9,))])
+@pytest.mark.parametrize(
+    ("where", "stops"), [("inline", (6, 9)), pytest.param("beside", (9,), marks=pytest.mark.prove)]
+)
 def test_lowered_rates_are_the_same_after_a_resume(
     where: str, stops: tuple[int, ...], tiny_run: Said, tmp_path: Path
 ) -> None:

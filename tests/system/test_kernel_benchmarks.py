@@ -1,11 +1,12 @@
 """The benchmarks of attention and cross-entropy run at tiny size, and what they publish is whole."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.warm import Warm
 
 pytestmark = pytest.mark.bench
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,11 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
     ("name", "ours", "plain"),
     [("attention", "SDPA by document", "definition"), ("cross_entropy", "ours, eager", "PyTorch")],
 )
-def test_tiny(name: str, ours: str, plain: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", f"benchmarks.kernels.{name}", "--tiny", "--rounds", "1"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def test_tiny(name: str, ours: str, plain: str, tmp_path: Path, warm: Callable[..., Warm]) -> None:
+    code = f"import runpy; runpy.run_module('benchmarks.kernels.{name}', run_name='__main__')"
+    done = warm("--tiny", "--rounds", "1", "--out", str(tmp_path), cwd=ROOT, code=code).done()
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*.json")
     said = json.loads(file.read_text())

@@ -22,6 +22,7 @@ from glm_accelerate.checkpoint.audit import audit, compare
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import STOPPED_AT_ONCE
+from tests.warm import Warm
 
 Said = dict[str, Any]
 STEPS, SAVE, EVALUATE = 100, 5, 10
@@ -134,26 +135,31 @@ POINTS = [
     Point("the last save", lambda job: job.unpublished(f"{STEPS}.*"), ENDED),
     Point("the end", lambda job: any(event["kind"] == "stop" for event in job.events()), ENDED),
 ]
-FEW = ((1, 5, 7), (13, 15))
+FEW = (1, 5, 7, 13, 15)
 
 
 class Signalled:
     """One run and its command."""
 
     def __init__(
-        self, said: Said, folder: Path, ranks: int, number: signal.Signals, whole_group: bool = True
+        self,
+        said: Said,
+        folder: Path,
+        warm: Callable[..., Warm],
+        ranks: int,
+        number: signal.Signals,
+        whole_group: bool = True,
     ) -> None:
         self.run, self.cache, self.folder = folder / "run", Path(said["data"]["cache"]), folder
-        self.ranks, self.number = ranks, number
+        self.warm, self.ranks, self.number = warm, ranks, number
         self.send = os.killpg if whole_group else os.kill
         self.environment = {**os.environ, MARK: str(folder)}
 
     def command(self, run: Path) -> list[str]:
-        line = [sys.executable, "-m", "glm_accelerate.cli.main", "train", str(self.folder / "run.yaml")]
-        return [*line, "--run", str(run), "--nproc", str(self.ranks)]
+        return ["train", str(self.folder / "run.yaml"), "--run", str(run), "--nproc", str(self.ranks)]
 
     def finish(self, run: Path) -> None:
-        answer = subprocess.run(self.command(run), check=False, capture_output=True, text=True)
+        answer = self.warm(*self.command(run)).done()
         assert answer.returncode == 0, answer.stderr
 
     def strike(self, point: Point) -> None:
@@ -191,7 +197,7 @@ class Signalled:
         size = log.stat().st_size if log.exists() else 0
         with (self.folder / "output").open("w") as output:
             process = subprocess.Popen(
-                self.command(self.run),
+                [sys.executable, "-m", "glm_accelerate.cli.main", *self.command(self.run)],
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -261,19 +267,23 @@ def strike_all(signalled: Signalled, points: Sequence[Point]) -> None:
     assert "start" not in kinds[kinds.index("step") :]  # it never began anew
 
 
-@pytest.mark.parametrize("places", FEW)
-def test_a_few_phases(places: Sequence[int], said: Said, tmp_path: Path) -> None:
-    strike_all(Signalled(said, tmp_path, 1, signal.SIGTERM), [POINTS[place] for place in places])
+def test_a_few_phases(said: Said, tmp_path: Path, warm: Callable[..., Warm]) -> None:
+    strike_all(Signalled(said, tmp_path, warm, 1, signal.SIGTERM), [POINTS[place] for place in FEW])
 
 
 @pytest.mark.parametrize(
     ("number", "place", "whole_group"), [(signal.SIGTERM, 2, False), (signal.SIGINT, 5, True)]
 )
 def test_ranks_that_start(
-    number: signal.Signals, place: int, whole_group: bool, said: Said, tmp_path: Path
+    number: signal.Signals,
+    place: int,
+    whole_group: bool,
+    said: Said,
+    tmp_path: Path,
+    warm: Callable[..., Warm],
 ) -> None:
     """A container's end is told to its first process alone, the launcher."""
-    Signalled(said, tmp_path, 2, number, whole_group).strike(POINTS[place])
+    Signalled(said, tmp_path, warm, 2, number, whole_group).strike(POINTS[place])
 
 
 LOST = "time.sleep(50)"  # ... in a callback
@@ -303,6 +313,8 @@ except KeyboardInterrupt:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_all_phases(ranks: int, number: signal.Signals, said: Said, tmp_path: Path) -> None:
+def test_all_phases(
+    ranks: int, number: signal.Signals, said: Said, tmp_path: Path, warm: Callable[..., Warm]
+) -> None:
     assert len(POINTS) == 20
-    strike_all(Signalled(said, tmp_path, ranks, number), POINTS)
+    strike_all(Signalled(said, tmp_path, warm, ranks, number), POINTS)

@@ -18,6 +18,7 @@ import yaml
 
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import ExitCode
+from tests.warm import UNMEASURED_COMMAND
 
 ROWS = 45
 CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
@@ -144,8 +145,7 @@ def command(tiny_run: dict[str, Any], folder: Path, steps: int) -> list[str]:
     said = {**tiny_run, "optim": {"learning_rate": 1e-2}, "evaluate": {**tiny_run["evaluate"], "every": 4}}
     said["train"] = {"steps": steps, "step_samples": 4}
     (folder / "c.yaml").write_text(yaml.safe_dump(said))
-    words = ["-m", "glm_accelerate.cli.main", "train", str(folder / "c.yaml")]
-    return [sys.executable, *words, "--run", str(folder / "run")]
+    return [*UNMEASURED_COMMAND, "train", str(folder / "c.yaml"), "--run", str(folder / "run")]
 
 
 def left_on_screen(written: str, columns: int, run: Path, kinds: set[str]) -> str:

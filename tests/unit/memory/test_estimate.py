@@ -100,7 +100,7 @@ def test_with_a_copy_a_rank_no_adapter_needs_more_than_alone(sizes: Sizes) -> No
     "job",
     [
         pytest.param(SHARED, id="eager"),
-        pytest.param(replace(SHARED, recompute="blocks"), id="blocks"),
+        pytest.param(replace(SHARED, recompute="blocks"), id="blocks", marks=pytest.mark.prove),
         pytest.param(
             replace(SHARED, form="native"),
             id="native",

@@ -33,6 +33,11 @@ def on_cpu(tiny_run: dict[str, Any]) -> RunConfig:
     return override(RunConfig.model_validate(tiny_run), ["train.steps=3"])
 
 
+@pytest.fixture(autouse=True)
+def unmeasured() -> None:
+    """What runs are measured is what these are of."""
+
+
 def test_a_run_is_measured_once_and_planned_with_it(
     on_cpu: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
