@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from glm_accelerate.demo.tiny import Size, write_tiny
-from tests.distributed.test_ranks import figures, processes, steps_done
+from tests.distributed.test_ranks import processes, steps_done
 from tests.warm import Warm
 
 
@@ -43,11 +43,11 @@ def config(tmp_path: Path) -> Path:
             "workers": 1,
             "cache": str(tmp_path / "cache"),
         },
-        "train": {"steps": 22, "step_samples": 6, "micro_tokens": 576},
+        "train": {"steps": 15, "step_samples": 4, "micro_tokens": 576},
         "optim": {"learning_rate": 1e-3},
         "precision": {"compute": "float32", "compile": "off"},
         "evaluate": {"every": 1000, "where": "inline", "metrics": ["loss"]},
-        "checkpoint": {"every": 10, "wait": True},
+        "checkpoint": {"every": 7, "wait": True},
         "parallel": {"balance": "measured"},
     }
     path = tmp_path / "balance.yaml"
@@ -90,25 +90,25 @@ def until(job: Warm, run: Path, step: int) -> None:
 
 
 def test_a_slow_rank_has_a_smaller_share_through_a_kill_and_until_it_is_fast_again(
-    config: Path, tmp_path: Path, warm: Callable[..., Warm], go: Callable[..., str]
+    config: Path, tmp_path: Path, warm: Callable[..., Warm]
 ) -> None:
     run, here = tmp_path / "run", "glm_accelerate.training.balance."
     words = ["train", str(config), "--run", str(run), "--nproc", "2", "parallel.shard=full"]
-    job = warm(*words, other={f"{here}ENOUGH": 0.01, f"{here}LOOK": 5, f"{here}WINDOW": 9})
+    job = warm(*words, other={f"{here}ENOUGH": 0.01, f"{here}LOOK": 7, f"{here}WINDOW": 9})
     until(job, run, 1)
     with slowed(processes(job.pid)[1]):
-        until(job, run, 12)
+        until(job, run, 9)
         os.kill(processes(job.pid)[1], signal.SIGKILL)
     said = "".join(job.communicate(timeout=120))
     assert job.returncode == 0, said
     decided = [(event["step"], event["shares"]) for event in raw(run, "decision") if "shares" in event]
-    assert [step for step, _ in decided] == [0, 10, 10, 20]
+    assert [step for step, _ in decided] == [0, 7, 7, 14]
     (_, shares), (_, resumed), (_, back) = decided[1:]
     assert shares[1] < 0.6 * shares[0]
     assert resumed == shares
     assert back[1] > shares[1]
     # What was done again after the kill was dealt as before, to the last bit.
-    again = [event for event in raw(run, "step") if event["step"] > 10]
+    again = [event for event in raw(run, "step") if event["step"] > 7]
     twice = {event["step"] for event in again if event["attempt"] == 1}
     assert len(twice) >= 2
     for step in twice:
@@ -116,6 +116,3 @@ def test_a_slow_rank_has_a_smaller_share_through_a_kill_and_until_it_is_fast_aga
         assert one == other
     named = [event["rank"] for event in raw(run, "warning") if "times" in event]
     assert named[0] == 1
-    go(config, tmp_path / "one", 1)
-    for one, many in zip(figures(tmp_path / "one"), figures(run), strict=True):
-        assert many == pytest.approx(one, rel=1e-4)
