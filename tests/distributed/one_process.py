@@ -95,9 +95,9 @@ def step_of(number: int, share: int = 0, of: int = 1) -> Step:
     return Step(number, 0, tuple(batches[share::of]), (), sum(each.tokens for each in batches), targets)
 
 
-def steps_of(place: Place) -> list[Step]:
+def steps_of(place: Place, count: int = STEPS) -> list[Step]:
     """This rank's part of some steps."""
-    return [step_of(number, *place.samples) for number in range(1, STEPS + 1)]
+    return [step_of(number, *place.samples) for number in range(1, count + 1)]
 
 
 def divide(model: Decoder, place: Place, layers: Sequence[int] = ()) -> CutTable:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,18 @@ from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import Ranks, leave
 from glm_accelerate.training.state import restore, resume_tensors
 from glm_accelerate.training.step import forward_backward_of, train_step
-from tests.distributed.one_process import CPU, GLM4, MODELS, divide, joined, model_of, same_as_one, step_of
+from tests.distributed.one_process import (
+    CPU,
+    GLM4,
+    MODELS,
+    STEPS,
+    divide,
+    joined,
+    model_of,
+    same_as_one,
+    step_of,
+    steps_of,
+)
 
 LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
     "pipeline 2": (Axes(pipeline=2), (2, 3)),
@@ -31,8 +43,8 @@ LAYOUTS: dict[str, tuple[Axes, Sequence[int]]] = {
 }
 
 
-def one_rank(rank: int, ranks: int, folder: Path) -> None:
-    here = joined(rank, ranks, folder)
+def one_rank(rank: int, ranks: int, folder: Path, steps: int) -> None:
+    here, data = joined(rank, ranks, folder), partial(steps_of, count=steps)
     for layout, (axes, layers) in LAYOUTS.items():
         if axes.count(*axes.sizes) != ranks:
             continue
@@ -41,7 +53,7 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
             for method in methods if ranks < 8 or family == "glm4" else ():
                 sizes = replace(sizes, layers=sum(layers))
                 place = Place(here, axes)
-                same_as_one(place, sizes, method, f"{layout}, {family}, {method}", layers)
+                same_as_one(place, sizes, method, f"{layout}, {family}, {method}", layers, data)
     look_on(Place(here, Axes(pipeline=ranks)))
     if ranks == 4:
         hand_on(here, folder)
@@ -101,6 +113,7 @@ def hand_on(ranks: Ranks, folder: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(20, marks=pytest.mark.prove)])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_stages_are_one_process(ranks: int, tmp_path: Path) -> None:
-    mp.start_processes(one_rank, args=(ranks, tmp_path), nprocs=ranks, start_method="forkserver")
+def test_stages_are_one_process(ranks: int, steps: int, tmp_path: Path) -> None:
+    mp.start_processes(one_rank, args=(ranks, tmp_path, steps), nprocs=ranks, start_method="forkserver")

@@ -1,6 +1,7 @@
 """A model divided over the tensor axis is one process: loss, every gradient, their norm, steps of weights."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from glm_accelerate.parallel.place import Axes, Place
 from glm_accelerate.parallel.ranks import leave
 from glm_accelerate.parallel.tensor import cut_model
-from tests.distributed.one_process import GLM4, MODELS, joined, model_of, same_as_one
+from tests.distributed.one_process import GLM4, MODELS, STEPS, joined, model_of, same_as_one, steps_of
 
 LAYOUTS = {
     "tensor 2": Axes(tensor=2),
@@ -22,8 +23,8 @@ LAYOUTS = {
 }
 
 
-def one_rank(rank: int, ranks: int, folder: Path) -> None:
-    here = joined(rank, ranks, folder)
+def one_rank(rank: int, ranks: int, folder: Path, steps: int) -> None:
+    here, data = joined(rank, ranks, folder), partial(steps_of, count=steps)
     for layout, axes in LAYOUTS.items():
         if axes.count(*axes.sizes) != ranks:
             continue
@@ -34,10 +35,10 @@ def one_rank(rank: int, ranks: int, folder: Path) -> None:
                 if axes.query > axes.tensor:
                     sizes = replace(sizes, kv_heads=1)
                 place = Place(here, axes)
-                same_as_one(place, sizes, method, f"{layout}, {family}, {method}")
+                same_as_one(place, sizes, method, f"{layout}, {family}, {method}", data=data)
         for kind in ("nf4", "int8") if axes.query == 1 else ():
             sizes = replace(GLM4, head_width=16, rope_width=8, mlp_width=128)  # parts of whole blocks
-            same_as_one(Place(here, axes), sizes, kind, f"{layout}, {kind}")
+            same_as_one(Place(here, axes), sizes, kind, f"{layout}, {kind}", data=data)
     drop(Place(here, Axes(tensor=2, data=ranks // 2)))
     norm_a_part(Place(here, Axes(tensor=2, query=ranks // 2)))
     assert here.store is not None
@@ -75,6 +76,7 @@ def norm_a_part(place: Place) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(20, marks=pytest.mark.prove)])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_divided_block_is_one_process(ranks: int, tmp_path: Path) -> None:
-    mp.start_processes(one_rank, args=(ranks, tmp_path), nprocs=ranks, start_method="forkserver")
+def test_a_divided_block_is_one_process(ranks: int, steps: int, tmp_path: Path) -> None:
+    mp.start_processes(one_rank, args=(ranks, tmp_path, steps), nprocs=ranks, start_method="forkserver")
