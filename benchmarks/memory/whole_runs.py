@@ -33,6 +33,12 @@ EAGER, COMPILED, WIDE = "precision.compile=off", "precision.compile=on", "precis
 FULL, BUCKET, LONG = "adapt.method=full", "data.batching=bucket", "data.max_tokens=2048 train.step_samples=8"
 SHORT = "train.step_samples=8 train.micro_tokens=1024"
 SHARED = "data.max_tokens=2048 train.step_samples=8 train.micro_tokens=256 parallel.context=2"
+LAYOUTS = {  # of four ranks
+    "shard 4": "",
+    "tensor 2 x pipeline 2": "parallel.tensor=2 parallel.pipeline=2",
+    "tensor 2 x shard 2": "parallel.tensor=2",
+    "pipeline 2 x shard 2": "parallel.pipeline=2",
+}
 KINDS = {  # as other processors have it; ours is the one of this machine
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
     "AVX-512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512"},
@@ -87,6 +93,8 @@ def cases() -> dict[str, Case]:
             f"LoRA, {ranks} ranks": Case(f"{FEW} {COMPILED}", ranks),
             f"full, {ranks} ranks": Case(f"{FEW} {FULL} {COMPILED}", ranks),
         }
+    for name, typed in LAYOUTS.items():
+        every[f"full, {name}"] = Case(f"{FEW} {FULL} {COMPILED} {SHORT} {typed}", 4)
     for method, typed in (("LoRA", ""), ("full", FULL)):
         typed_all = f"{FEW} {typed} {COMPILED} {SHARED}"
         every[f"{method}, 2 ranks share documents"] = Case(typed_all, 2)

@@ -51,8 +51,8 @@ def estimate(job: Job) -> Estimate:
     ]
     gradients: dict[object, Held] = {}
     moved = 0
-    for _ in range(min(2, job.passes)):  # the first, and one that finds gradients
-        moved = max(moved, _pass(job, room, gradients))
+    for number in range(min(2, job.passes)):  # the first, and one that finds gradients
+        moved = max(moved, _pass(job, min(job.held, job.passes - number), room, gradients))
     room.phase = "update"
     room.briefly(reduce_bytes(job))
     room.briefly(update_bytes(job))
@@ -61,9 +61,9 @@ def estimate(job: Job) -> Estimate:
     return Estimate(items, room.most_phase)
 
 
-def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int:
-    """Forward and back, while others have been forward already; gradients are added to those of the passes
-    before. Returns what waits on the host.
+def _pass(job: Job, held: int, room: SimulatedMemory, gradients: dict[object, Held]) -> int:
+    """Forward and back, as the last of so many that have been forward; gradients are added to those of the
+    passes before. Returns what waits on the host.
     """
     divided = Divided(job, room, gradients) if job.shards > 1 else None
     waiting = OffloadedBytes(room) if "activations" in job.offload else None
@@ -95,10 +95,10 @@ def _pass(job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> int
 
     if divided is not None:
         divided.begin()
-    others = [Operators(job, Tape(room, take)) for _ in range(job.held - 1)]
-    held = [hidden(each, around) for each in others]
+    others = [Operators(job, Tape(room, take)) for _ in range(held - 1)]
+    ahead = [hidden(each, around) for each in others]
     forward_backward(Operators(job, tape), around)
-    held.clear()
+    ahead.clear()
     for each in others:
         each.tape.nodes.clear()  # which know it: else they would go when Python next looks for circles
     if divided is not None:
@@ -147,7 +147,6 @@ def _whys(job: Job, room: SimulatedMemory) -> dict[str, str]:
 def _host_items(job: Job, moved: int) -> list[Item]:
     """What a run takes of the host's memory beside the device. `moved`: activations that wait there."""
     weights = WIDE * sum(weight.part(job.shards) for weight in trained(job))
-    whole = WIDE * sum(weight.part(1) for weight in trained(job))
     state = state_bytes(job)
     items: list[Item] = []
 
@@ -169,9 +168,6 @@ def _host_items(job: Job, moved: int) -> list[Item]:
         model = sum(weight.bytes(1) for weight in weights_of(job))
         size = PROCESS + model + weights * job.shards
         add("evaluator", size, "another process with a model of its own")
-    if job.process and job.shards > 1:
-        copies = 1 + 3 / job.ranks
-        add("gloo", int(copies * whole), f"assumed: {copies:.2g} copies of the gradients that travel")
     if "optimizer" in job.offload:
         wide = weights + state + weights // (2 if job.passes == 1 else 1)
         add("optimizer", wide, "offloaded: float32 weights, moments, gradients")

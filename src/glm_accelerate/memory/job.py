@@ -46,7 +46,7 @@ class Job:
     stages: tuple[int, ...] = ()  # layers of each stage of a pipeline; (): all are on each of these ranks
     embeds: bool = True  # whether the embedding is here,
     heads: bool = True  # ... norm and head,
-    held: int = 1  # ... and so many passes between forward and backward
+    held: int = 1  # ... and so many passes between forward and backward, at the most
     device: str = "cpu"
     form: Form = "eager"
     process: int = 0  # bytes that a process takes besides tensors, as measured; 0: what is assumed
@@ -82,6 +82,13 @@ class Job:
 def in_flight(stage: int, stages: int, passes: int) -> int:
     """How many passes a stage of a pipeline has been through forward and not yet backward, at the most."""
     return max(1, min(passes, stages - stage))
+
+
+def matter(stages: int) -> int:
+    """On how many passes of a step memory depends: the second finds gradients; the first stage then has as
+    many passes between forward and backward as there are stages.
+    """
+    return max(2, stages + 1)
 
 
 @dataclass(frozen=True, slots=True)

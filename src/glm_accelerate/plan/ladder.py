@@ -9,7 +9,7 @@ from itertools import product
 from math import inf
 
 from glm_accelerate.memory.estimate import Estimate, estimate
-from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.job import Job, matter
 from glm_accelerate.plan.cost import Speed, run_seconds
 from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.levers import (
@@ -143,8 +143,9 @@ class Ladder:
         """Under these options, with its passes laid out."""
         for option in options:
             setting = option.apply(setting)
-        matter, ranks, context = max(2, len(setting.job.stages)), setting.job.ranks, setting.job.context
-        found = self._largest(context, setting.batching, setting.micro_tokens, ranks, matter)
+        ranks, context = setting.job.ranks, setting.job.context
+        passes = matter(len(setting.job.stages))
+        found = self._largest(context, setting.batching, setting.micro_tokens, ranks, passes)
         job = replace(
             setting.job,
             pass_tokens=found.positions,

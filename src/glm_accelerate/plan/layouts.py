@@ -10,7 +10,7 @@ from itertools import product
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.largest import Largest
 from glm_accelerate.memory.estimate import estimate
-from glm_accelerate.memory.job import Job
+from glm_accelerate.memory.job import Job, matter
 from glm_accelerate.memory.weights import WIDE, Weight, moments, weights_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.cost import GLOO, Speed
@@ -284,8 +284,7 @@ class _Search:
     def _job(self, layout: RankLayout, stages: Sequence[int]) -> Job:
         """Of its ranks: the largest passes of the run."""
         ranks, shards = layout.samplers * layout.context, layout.shard * layout.context
-        matter = max(2, layout.pipeline)
-        found = self._largest(layout.micro_tokens, ranks, layout.context, matter)
+        found = self._largest(layout.micro_tokens, ranks, layout.context, matter(layout.pipeline))
         return replace(
             self.job,
             sizes=self.job.sizes.part(layout.tensor),

@@ -80,7 +80,7 @@ def built(
         if source is not None and (source / MANIFEST).is_file():
             ranks.decide(lambda: reading.enter_context(lease(source)) and None)
         ranks.doing.phase = "loading the model"
-        keep_freed_memory()
+        keep_freed_memory(gathers=plan.shards > 1)
         held.enter_context(repeat_exactly(device))
         keep_to_limit(config.memory.limit, device)
         place = Place(ranks, Axes.of(plan))

@@ -8,6 +8,7 @@ from glm_accelerate.data.largest import find_largest, largest_steps
 from glm_accelerate.data.pack import Dealing
 from glm_accelerate.data.types import Step
 from glm_accelerate.kernels.rope import rope_table
+from glm_accelerate.memory.job import matter
 from glm_accelerate.memory.measure import measure_all
 from glm_accelerate.memory.monitor import ran_out
 from glm_accelerate.memory.recompute import apply, choose, cost, plan_from_json
@@ -93,7 +94,7 @@ def rehearsal(
         position=position,
         total=plan.steps,
         ranks=life.place.samples[1],
-        matter=max(2, len(plan.stages)),
+        matter=matter(len(plan.stages)),
         context=plan.context,
         dealing=dealing,
     )

@@ -151,6 +151,14 @@ def test_stages_are_estimated_alike_whenever_python_tidies_up() -> None:
         gc.enable()
 
 
+def test_the_first_stage_has_all_its_passes_beside_gradients_from_the_third_on() -> None:
+    """Of two passes the second finds gradients when none but itself has been forward."""
+    two, three, four = (
+        estimate(replace(LARGE_FULL, passes=passes).of_stage(0, 2, 0, 3)).peak for passes in (2, 3, 4)
+    )
+    assert two < three == four
+
+
 def test_reasons_say_what_is_assumed() -> None:
     items = estimate(LARGE).items
     assumed = {item.what for item in items if item.why.startswith("assumed")}

@@ -62,7 +62,7 @@ def test_layers_are_divided_into_stages_and_the_first_holds_the_most(config: Run
     job = weighed.found.setting.job
     assert plan.stages == job.stages == (1, 1)
     assert Axes.of(plan) == Axes(pipeline=2, data=2)
-    assert (job.ranks, job.processes, job.passes) == (2, 4, 2)
+    assert (job.ranks, job.processes, job.passes) == (2, 4, 3)  # the first stage has two, and gradients
     first, last = job.of_stages()
     assert (first.embeds, first.heads, first.held) == (True, False, 2)
     assert (last.embeds, last.heads, last.held) == (False, True, 1)

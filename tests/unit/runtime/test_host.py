@@ -106,6 +106,27 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert int(done.stdout) < 15_000  # as shipped twice as many
 
 
+def test_gathered_weights_leave_no_holes_between_what_stays() -> None:
+    """In a process of its own: MiB that stay in memory of 256 that came and went."""
+    code = """
+import torch
+from glm_accelerate.runtime.host import keep_freed_memory, resident
+keep_freed_memory(gathers={})
+before = resident()
+both = [(torch.ones(2**21), torch.ones(2**12)) for _ in range(32)]
+stays = [small for _, small in both]
+del both
+print((resident() - before) >> 20)
+"""
+
+    def kept(gathers: bool) -> int:
+        words = [sys.executable, "-c", code.format(gathers)]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    assert kept(False) > 200
+    assert kept(True) < 50
+
+
 @pytest.mark.parametrize(
     ("text", "said", "bfloat16", "tiles"),
     [
