@@ -37,7 +37,7 @@ from glm_accelerate.parallel.place import SINGLE, Axes, Place
 from glm_accelerate.parallel.ranks import joined
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.runtime.errors import ExitCode
-from glm_accelerate.training.step import WholeModel, train_step
+from glm_accelerate.training.step import forward_backward_of, train_step
 
 STEPS = 2  # moments are made in the first
 
@@ -198,7 +198,8 @@ def _step(job: Job, model: Decoder, optimizer: Optimizer, device: torch.device, 
     batches = tuple(_batch(job, place) for _ in range(job.passes))
     targets = job.learnt * job.passes * job.ranks
     step = Step(1, 0, batches, (), job.pass_tokens * job.passes, targets)
-    passes = WholeModel(model, device, place, offload="activations" in job.offload)
+    away = "activations" in job.offload
+    passes = forward_backward_of(model, device, place, offload=away, zero=job.zero)
     table = CutTable(trained(model), place)
     fused = model.parameters() if job.fuse_update else None
     mover = mover_of(optimizer, table, 0.0 if job.fuse_update else 1.0, fused)

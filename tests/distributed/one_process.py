@@ -127,12 +127,12 @@ class Watched(Mover):
 
 
 def trace(
-    model: Decoder, table: CutTable, place: Place, data: Sequence[Step]
+    model: Decoder, table: CutTable, place: Place, data: Sequence[Step], zero: int = 3
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of the first step by name, and loss and norm of each; the model has made all steps then."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     mover = Watched(torch.optim.AdamW([{"params": weights}], lr=1e-2, foreach=False), table, clip=0.5)
-    mover.first, passes = NOTHING, forward_backward_of(model, CPU, place)
+    mover.first, passes = NOTHING, forward_backward_of(model, CPU, place, zero=zero)
     steps = [train_step(passes, mover, step, 1e-2, place=place) for step in data]
     gradients = {name: mover.first[weight] for name, weight in trained(model).items()}
     return gradients, torch.tensor([(step.loss, step.grad_norm) for step in steps])
@@ -161,13 +161,14 @@ def same_as_one(
     layers: Sequence[int] = (),
     data: Callable[[Place], Sequence[Step]] = steps_of,
     recompute: bool = False,
+    zero: int = 3,
 ) -> None:
     """Loss and norm of each step, every gradient of the first, and the weights after the last."""
     expected, numbers, weights = of_one(sizes, method, data)
     model = model_of(sizes, method)
     table = divide(model, place, layers)
     model.recompute = recompute
-    gradients, found = trace(model, table, place, data(place))
+    gradients, found = trace(model, table, place, data(place), zero)
     torch.testing.assert_close(
         found,
         numbers,

@@ -215,6 +215,8 @@ class ParallelSection(Section):
 
     shard: Auto | Literal["off", "full"] | Annotated[int, Field(ge=1)] = "auto"
     """How many ranks share one copy of weights and moments. off: each has its own; full: all share one."""
+    zero: Literal[1, 2, 3] = 3
+    """What these ranks divide between the passes of a step: 1 moments, 2 gradients too, 3 weights too."""
     tensor: Auto | Annotated[int, Field(ge=1)] = 1
     """How many ranks share every matrix product: each has some heads, some of each MLP, some words; auto, as
     with the next two: as the plan finds the step the fastest, `shard` and passes with it.

@@ -18,11 +18,12 @@ class Divided:
     """A unit's weights are whole while it runs, the next one's ahead of need in backward; its gradients until
     all ranks have summed them. A unit is a block, or several that share projections; called by its first.
 
-    `gradients`: this rank's parts, which stay until the update.
+    `gradients`: this rank's parts, which stay until the update. `last`: whether this is a step's last pass;
+    until then weights stay whole with ZeRO-2 and 1, and gradients with ZeRO-1.
     """
 
-    def __init__(self, job: Job, room: SimulatedMemory, gradients: dict[object, Held]) -> None:
-        self.job, self.room, self.gradients = job, room, gradients
+    def __init__(self, job: Job, room: SimulatedMemory, gradients: dict[object, Held], last: bool) -> None:
+        self.job, self.room, self.gradients, self.last = job, room, gradients, last
         self.sizes: Counter[int] = Counter()  # whole bytes of each unit, and of the rest
         for weight in weights_of(job):
             self.sizes[self._unit(weight.block)] += weight.bytes(1)
@@ -36,7 +37,9 @@ class Divided:
         unit = self._unit(number)
         if learns and number == unit:
             tape.mark(lambda: self.leave(unit))
-        gathered = self._gather(unit)
+        gathered = None if unit in self.here else self._gather(unit)
+        if self.job.zero < 3 and gathered is not None:
+            self.here[unit] = gathered
         yield
         del gathered
         if learns:
@@ -59,9 +62,14 @@ class Divided:
 
     def leave(self, unit: int) -> None:
         """A copy of its gradients is summed; the last one's lives until then."""
-        self.here.pop(unit, None)
+        if self.last or self.job.zero == 3:
+            self.here.pop(unit, None)
         size = sum(held.size for held in self.whole)
-        if size:
+        if size and self.job.zero == 1 and not self.last:
+            self.gradients["whole", unit] = Held(self.room, "gathered", size)
+            self.whole.clear()
+        elif size:
+            self.gradients.pop(("whole", unit), None)
             self.summing = None
             self.summing = Held(self.room, "gathered", size)
             self.whole.clear()

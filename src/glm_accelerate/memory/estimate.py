@@ -51,8 +51,10 @@ def estimate(job: Job) -> Estimate:
     ]
     gradients: dict[object, Held] = {}
     moved = 0
-    for number in range(min(2, job.passes)):  # the first, and one that finds gradients
-        moved = max(moved, _pass(job, min(job.held, job.passes - number), room, gradients))
+    count = min(2, job.passes)  # the first, and one that finds gradients
+    for number in range(count):
+        held = min(job.held, job.passes - number)
+        moved = max(moved, _pass(job, held, room, gradients, last=number + 1 == count))
     room.phase = "update"
     room.briefly(reduce_bytes(job))
     room.briefly(update_bytes(job))
@@ -61,11 +63,11 @@ def estimate(job: Job) -> Estimate:
     return Estimate(items, room.most_phase)
 
 
-def _pass(job: Job, held: int, room: SimulatedMemory, gradients: dict[object, Held]) -> int:
+def _pass(job: Job, held: int, room: SimulatedMemory, gradients: dict[object, Held], last: bool) -> int:
     """Forward and back, as the last of so many that have been forward; gradients are added to those of the
     passes before. Returns what waits on the host.
     """
-    divided = Divided(job, room, gradients) if job.shards > 1 else None
+    divided = Divided(job, room, gradients, last) if job.shards > 1 else None
     waiting = OffloadedBytes(room) if "activations" in job.offload else None
     leaving: deque[Held] = deque()
     updating = update_bytes(job)

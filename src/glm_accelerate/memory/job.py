@@ -43,6 +43,7 @@ class Job:
     context: int = 1  # of the ranks that take other samples, how many share a long document
     gathered: int = 0  # keys of such documents, in the pass with the most, besides those of its own tokens
     shards: int = 1  # ranks that share one copy of weights, gradients and moments
+    zero: int = 3  # what they divide between passes: 1 moments, 2 gradients too, 3 weights too
     stages: tuple[int, ...] = ()  # layers of each stage of a pipeline; (): all are on each of these ranks
     embeds: bool = True  # whether the embedding is here,
     heads: bool = True  # ... norm and head,

@@ -73,6 +73,26 @@ def fill(
         setattr(model.get_submodule(owner), leaf, made[parameter])
 
 
+def keep_gathered(model: nn.Module, zero: int) -> Callable[[bool], None]:
+    """What to call before each backward pass, and whether it is the step's last. With ZeRO-3 weights are
+    gathered for each pass; with 2 and 1 they stay until the last; with 1 gradients are summed only then.
+    """
+    if not isinstance(model, FSDPModule) or zero == 3:
+        return lambda last: None
+    for unit in _units_of(model):
+        unit.set_reshard_after_forward(False, recurse=False)
+
+    def before(last: bool) -> None:
+        model.set_reshard_after_backward(last)
+        model.set_requires_gradient_sync(last or zero == 2)
+
+    return before
+
+
+def _units_of(model: nn.Module) -> list[FSDPModule]:
+    return [part for part in model.modules() if isinstance(part, FSDPModule)]
+
+
 @contextmanager
 def gathered(unit: nn.Module) -> Generator[None, None, None]:
     """Its weights are whole on every rank while this is entered, by all ranks."""
@@ -84,5 +104,5 @@ def gathered(unit: nn.Module) -> Generator[None, None, None]:
 
 def free(model: nn.Module) -> None:
     """Let go of what a forward pass without a backward one has gathered."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    for unit in _units_of(model):
+        unit.reshard()

@@ -159,7 +159,8 @@ def _travels(job: Job, block: int, again: float) -> float:
     if "weights" in job.offload:
         moved += block * KEPT[job.base] * (2 + again)
     if job.shards > 1:
-        moved += shapes_of(job.sizes).parameters * KEPT[job.base] * (2 + again) * (1 - 1 / job.shards)
+        times = 2 + again if job.zero == 3 else 1 / job.passes
+        moved += shapes_of(job.sizes).parameters * KEPT[job.base] * times * (1 - 1 / job.shards)
     return moved
 
 

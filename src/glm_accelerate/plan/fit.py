@@ -65,6 +65,7 @@ def setting_of(
         tensor=settled.tensor,
         context=config.parallel.size("context"),
         shards=settled.shards,
+        zero=config.parallel.zero,
         device=hardware.device,
         form=_form(hardware, sizes, settled),
         saves=not config.checkpoint.wait,

@@ -129,7 +129,8 @@ def _run(
     before: int,
 ) -> Run:
     config, plan, device = settled.config, settled.plan, model.embed.device
-    passes = forward_backward_of(model, device, life.place, offload="activations" in plan.offload)
+    away, zero = "activations" in plan.offload, config.parallel.zero
+    passes = forward_backward_of(model, device, life.place, offload=away, zero=zero)
     balance = balance_of(settled, life, model, progress)
     branch = Branch(life, progress.position if settled.choice.paths else -1, settled.choice.explicit)
     return Run(

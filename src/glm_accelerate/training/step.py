@@ -5,6 +5,7 @@ exact: any division of the same samples into batches, and of batches to ranks, g
 """
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +25,7 @@ from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.part import whole
 from glm_accelerate.parallel.pipeline import Stage
 from glm_accelerate.parallel.place import SINGLE, Place
+from glm_accelerate.parallel.shard import keep_gathered
 from glm_accelerate.plan.schedule import one_forward_one_backward
 from glm_accelerate.runtime.device import send
 from glm_accelerate.runtime.seed import seed_all, step_seed
@@ -39,18 +41,22 @@ class ForwardBackward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """Every rank runs all layers, on batches of its own. `offload`: activations wait in host memory."""
+    """Every rank runs all layers, on batches of its own. `offload`: activations wait in host memory.
+    `before`: called before each backward pass, and whether it is the step's last.
+    """
 
     model: Decoder
     device: torch.device
     place: Place = SINGLE
     offload: bool = False
+    before: Callable[[bool], None] = lambda last: None
 
     def __call__(self, step: Step, scale: float = 1.0) -> Tensor:
         batches = self.prepare(step)
         total = torch.zeros((), device=self.device)
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             loss = self.loss_of(batch, scale / max(1, step.targets))
+            self.before(number == len(batches))
             loss.backward()
             total += loss.detach()
         return total / scale
@@ -107,6 +113,7 @@ class StagedModel:
         _draw_apart(stage.index)
         for way, number in one_forward_one_backward(stage.index, stage.count, len(batches)):
             if way == "backward":
+                model.before(number == len(batches) - 1)
                 stage.backward(*waiting.pop(number))
             elif stage.last:
                 loss = model.loss_of(batches[number], scale / max(1, step.targets))
@@ -125,10 +132,10 @@ def batches_of(step: Step, place: Place) -> list[Batch]:
 
 
 def forward_backward_of(
-    model: Decoder, device: torch.device, place: Place, offload: bool = False
+    model: Decoder, device: torch.device, place: Place = SINGLE, offload: bool = False, zero: int = 3
 ) -> ForwardBackward:
     """What makes a step's gradients with this model, as it lies over the ranks."""
-    all_layers = WholeModel(model, device, place, offload)
+    all_layers = WholeModel(model, device, place, offload, keep_gathered(model, zero))
     return StagedModel(all_layers, model.stage) if isinstance(model.stage, Stage) else all_layers
 
 

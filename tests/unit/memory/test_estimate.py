@@ -112,6 +112,13 @@ def test_predicted_is_measured_where_ranks_share_a_document(job: Job, tmp_path: 
     assert estimate(job).allocated == pytest.approx(measure(job, tmp_path), rel=0.05)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("zero", [1, 2])
+def test_predicted_is_measured_where_weights_stay_between_passes(zero: int, tmp_path: Path) -> None:
+    job = replace(EAGER, method="full", ranks=2, shards=2, passes=2, zero=zero)
+    assert estimate(job).allocated == pytest.approx(measure(job, tmp_path), rel=0.05)
+
+
 def test_nine_billion_weights_take_what_is_published() -> None:
     found = estimate(LARGE)
     weights = next(item for item in found.items if item.what == "parameters")
