@@ -21,6 +21,7 @@ from glm_accelerate.checkpoint.codec import CodecChoice
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.data.pack import Dealing
 from glm_accelerate.evaluate.protocol.history import EvaluationHistory
 from glm_accelerate.evaluate.statistics.decide import ScoredStep
 from glm_accelerate.observe.events import read_events
@@ -159,6 +160,7 @@ def test_all_counts_come_back() -> None:
         level=level,
         scale=Scale(2.0, 5),
         wide=Wide(1, ("layers.1",)),
+        dealing=Dealing(0.5, (1.0, 0.5), together=True, moves=True),
         judging=EvaluationHistory(
             [3, 9], {3: ScoredStep(3, 0.5, "done", 1, "tied")}, "0123abcd", decided=3, lowered=1
         ),

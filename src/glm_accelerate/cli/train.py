@@ -170,8 +170,10 @@ def _several(args: argparse.Namespace, config: "RunConfig") -> "Several | None":
     from glm_accelerate.parallel.seats import Several
     from glm_accelerate.parallel.wire import Endpoint
 
-    sizes = [size for size in config.parallel.model_dump().values() if isinstance(size, int)]
-    terms = Terms(int(least), int(most or least), prod(sizes))
+    asked = config.parallel
+    axes = asked.shard, asked.tensor, asked.pipeline, asked.context
+    multiple = prod(size for size in axes if isinstance(size, int))
+    terms = Terms(int(least), int(most or least), multiple)
     return Several(Endpoint.of(where), terms, facts_of(config))
 
 

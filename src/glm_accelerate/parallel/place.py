@@ -5,7 +5,7 @@ process among the ranks: its index along each axis, and sums over the ranks alon
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -46,8 +46,7 @@ class Axes:
     @property
     def sizes(self) -> dict[str, int]:
         """By name, outermost first."""
-        named = asdict(self)
-        return {name: named[name] for name in ORDER}
+        return {name: getattr(self, name) for name in ORDER}
 
     def count(self, *names: str) -> int:
         """How many ranks there are along these axes together."""
