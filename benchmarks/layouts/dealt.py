@@ -31,7 +31,7 @@ from glm_accelerate.runtime.errors import ExitCode
 from glm_accelerate.training.run import train
 
 SHAPE = Size(hidden=256, layers=4, heads=8, kv_heads=2, head_dim=32, ffn=512)
-EACH, MEDIAN, TAIL, LONGEST = 12, 5.0, 1.3, 4000  # samples of a rank; of lengths: log of the median, spread
+EACH, MEDIAN, TAIL, LONGEST = 6, 5.0, 1.3, 4000  # samples of a rank; of lengths: log of the median, spread
 TURN = 0.02  # seconds that a slowed rank computes, and as many that it is stopped
 CASES = (
     ("alike", "count", "tokens", "off"),

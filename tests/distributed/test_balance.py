@@ -20,11 +20,11 @@ from tests.warm import Warm
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, tiny_run: dict[str, Any]) -> Path:
     """Samples of very uneven lengths, of which a step takes long enough for clocks."""
     words, drawn = [f"w{number}" for number in range(100)], random.Random(0)
     size = Size(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128)
-    model = write_tiny(tmp_path / "model", words, size=size)
+    model = write_tiny(tmp_path / "larger", words, size=size)
 
     def line() -> str:
         answer = " ".join(drawn.choices(words, k=min(500, 8 + int(drawn.lognormvariate(4, 1)))))
@@ -33,16 +33,10 @@ def config(tmp_path: Path) -> Path:
 
     for name, count in (("train", 60), ("dev", 4)):
         (tmp_path / f"{name}.jsonl").write_text("".join(line() for _ in range(count)))
-    said = {
+    said = tiny_run | {
         "model": {"path": str(model), "dtype": "float32"},
         "adapt": {"method": "full"},
-        "data": {
-            "train": str(tmp_path / "train.jsonl"),
-            "dev": str(tmp_path / "dev.jsonl"),
-            "max_tokens": 512,
-            "workers": 1,
-            "cache": str(tmp_path / "cache"),
-        },
+        "data": {**tiny_run["data"], "max_tokens": 512},
         "train": {"steps": 15, "step_samples": 4, "micro_tokens": 576},
         "optim": {"learning_rate": 1e-3},
         "precision": {"compute": "float32", "compile": "off"},

@@ -5,7 +5,7 @@ gather -> query heads, gate and up by outputs -> attention, swiglu -> o_proj, do
 words of the embedding -> sum; words of the head -> a softmax of these -> two numbers a row are exchanged
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from glm_accelerate.parallel.table import Axis, Cut
 from glm_accelerate.runtime.seed import seed_all, step_seed
 
 Span = tuple[int, int]
+_Way = Callable[[Tensor, Place], Tensor]  # what ranks make of a tensor together
 
 
 def cut_model(model: Decoder, place: Place) -> dict[str, Cut]:
@@ -88,11 +89,16 @@ class _Tokens:
 
     def gather(self, x_BTH: Tensor) -> Any:
         """Of all ranks, which then multiply it by different weights: the gradients of all are summed."""
-        return (_Gather if self.parted and torch.is_grad_enabled() else _Copy).apply(x_BTH, self.place)
+        ahead, back = (_all_tokens, _own_tokens) if self._parted_now() else (_same, _total)
+        return _Exchange.apply(x_BTH, self.place, ahead, back)
 
     def sum(self, x_BTH: Tensor) -> Any:
         """Of what each rank has made of all tokens."""
-        return (_SumParts if self.parted and torch.is_grad_enabled() else _Sum).apply(x_BTH, self.place)
+        ahead, back = (_own_tokens, _all_tokens) if self._parted_now() else (_total, _same)
+        return _Exchange.apply(x_BTH, self.place, ahead, back)
+
+    def _parted_now(self) -> bool:
+        return self.parted and torch.is_grad_enabled()
 
 
 @dataclass(slots=True)
@@ -211,80 +217,46 @@ def _drop_apart(layer: Linear, number: int) -> None:
 
 def _of_ranks(own: Tensor, place: Place) -> Tensor:
     """What each rank has, in their order."""
-    of_ranks = own.new_zeros(place.count(*TENSOR), *own.shape)
-    of_ranks[place.index(*TENSOR)] = own
-    place.sum_(of_ranks, *TENSOR)
+    of_ranks = own.new_empty(place.count(*TENSOR), *own.shape)
+    dist.all_gather(list(of_ranks), own.contiguous(), group=place.group(*TENSOR))
     return of_ranks
 
 
-def _all_tokens(part: Tensor, place: Place) -> Tensor:
+def _all_tokens(part_BTH: Tensor, place: Place) -> Tensor:
     """The parts of all ranks, one after the other."""
-    of_ranks = part.new_empty(place.count(*TENSOR), *part.shape)
-    dist.all_gather(list(of_ranks), part.contiguous(), group=place.group(*TENSOR))
-    return of_ranks.transpose(0, 1).flatten(1, 2)
+    return _of_ranks(part_BTH, place).transpose(0, 1).flatten(1, 2)
 
 
-def _own_tokens(whole: Tensor, place: Place) -> Tensor:
+def _own_tokens(whole_BTH: Tensor, place: Place) -> Tensor:
     """This rank's part of the sum over ranks."""
-    of_ranks = whole.unflatten(1, (place.count(*TENSOR), -1)).transpose(0, 1).contiguous()
+    of_ranks = whole_BTH.unflatten(1, (place.count(*TENSOR), -1)).transpose(0, 1).contiguous()
     own = torch.empty_like(of_ranks[0])
     dist.reduce_scatter(own, list(of_ranks), group=place.group(*TENSOR))
     return own
 
 
-class _Gather(torch.autograd.Function):
-    """All tokens, from the part that each rank has."""
+def _same(x_BTH: Tensor, _: Place) -> Tensor:
+    return x_BTH.view_as(x_BTH)
+
+
+def _total(x_BTH: Tensor, place: Place) -> Tensor:
+    """The sum over ranks."""
+    total = x_BTH.clone(memory_format=torch.contiguous_format)
+    place.sum_(total, *TENSOR)
+    return total
+
+
+class _Exchange(torch.autograd.Function):
+    """One exchange between ranks forward, and the one that is its gradient backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
-        ctx.place = place
-        return _all_tokens(x, place)
+    def forward(ctx: Any, x_BTH: Tensor, place: Place, ahead: _Way, back: _Way) -> Tensor:
+        ctx.place, ctx.back = place, back
+        return ahead(x_BTH, place)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        return _own_tokens(grads[0], ctx.place), None
-
-
-class _SumParts(torch.autograd.Function):
-    """Of the sum of what ranks made, the part of the tokens that each has."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
-        ctx.place = place
-        return _own_tokens(x, place)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        return _all_tokens(grads[0], ctx.place), None
-
-
-class _Copy(torch.autograd.Function):
-    """The same input on every rank: the gradients that they make of it are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
-        ctx.place = place
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        grad_x = grads[0].clone(memory_format=torch.contiguous_format)
-        ctx.place.sum_(grad_x, *TENSOR)
-        return grad_x, None
-
-
-class _Sum(torch.autograd.Function):
-    """Parts that ranks made, summed: the gradient of each part is that of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Place) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        place.sum_(total, *TENSOR)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        return grads[0], None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:
+        return ctx.back(grads[0], ctx.place), None, None, None
 
 
 def _after(offset: int, span: Span) -> Span:
