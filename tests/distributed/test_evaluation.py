@@ -70,6 +70,26 @@ def test_ranks_find_what_one_process_finds(
     assert all(event["metrics"].keys() == {"exact_match"} for event in events if event["kind"] == "eval")
 
 
+@pytest.mark.parametrize("where", ["inline", "beside"])
+def test_all_ranks_keep_to_a_budget(
+    where: str, said: Said, tmp_path: Path, train: Callable[..., list[Event]]
+) -> None:
+    """By what the first one measured: else they would wait for each other at different steps."""
+    evaluate = {"where": where, "every": 1, "budget": "20%", "samples": "all", "keep": "all"}
+    run, more = tmp_path / "run", {"train": {"steps": 24}, "checkpoint": {"every": 6}}
+    events = train(said, run, 2, evaluate=evaluate, **more)
+    last = [event for event in events if event["kind"] == "decision" and "share" in event][-1]
+    assert last["step"] == 24
+    assert 0 < last["share"] < 1
+    assert {0, 24} <= losses(events).keys()
+    found, _ = latest(run)
+    assert found is not None
+    pace = json.loads((found / "state.json").read_text())["pace"]
+    assert {name: pace[name] for name in ("every", "samples")} == {
+        name: last[name] for name in ("every", "samples")
+    }
+
+
 def test_an_evaluator_has_the_whole_of_divided_weights(
     said: Said, tmp_path: Path, train: Callable[..., list[Event]]
 ) -> None:

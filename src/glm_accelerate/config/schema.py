@@ -277,6 +277,15 @@ def _known_metrics(names: list[str]) -> list[str]:
     return names
 
 
+def _share(value: object) -> object:
+    """A percentage as a share."""
+    number = value.removesuffix("%").strip() if isinstance(value, str) and value.endswith("%") else ""
+    try:
+        return float(number) / 100 if number else value
+    except ValueError:
+        return value
+
+
 class EvaluateSection(Section):
     """How progress is judged."""
 
@@ -285,6 +294,12 @@ class EvaluateSection(Section):
     where: Auto | Literal["beside", "inline", "external"] = "auto"
     """beside: a process of its own, on a spare device or spare cores; inline: training waits; external: who
     runs `evaluate RUN --follow`; auto: beside where something is spare and keeps up, else inline."""
+    budget: (
+        Annotated[float, Field(gt=0, le=0.5), BeforeValidator(_share, json_schema_input_type=float | str)]
+        | None
+    ) = None
+    """Share of the machines' time that evaluation may take, as 3%: it sets how often and on how many samples,
+    by what evaluations take. `every` is then the shortest interval, and `samples` the most."""
     samples: Auto | Literal["all"] | Annotated[int, Field(ge=2)] = "auto"
     """Held-out samples a time, the same ones at each; auto: as many as tell this step from the best one."""
     metrics: Annotated[list[str], Field(min_length=1), AfterValidator(_known_metrics)] = ["loss"]
@@ -314,6 +329,12 @@ class EvaluateSection(Section):
     def _decides_by_loss(self) -> Self:
         if self.decides and "loss" not in self.metrics:
             raise ValueError("stop_after and lower_rate_after go by the loss: say metrics [loss, ...]")
+        return self
+
+    @model_validator(mode="after")
+    def _pays_for_its_own(self) -> Self:
+        if self.budget is not None and self.where == "external":
+            raise ValueError("budget is of the run's own machines: say where auto, beside or inline")
         return self
 
     @property

@@ -18,6 +18,7 @@ from glm_accelerate.memory.weights import PACKED
 from glm_accelerate.models.adapt import kept_bytes, kind_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.beside import EvaluatorPlace, between, place_of
+from glm_accelerate.plan.budget import begun
 from glm_accelerate.plan.dealing import dealing_of
 from glm_accelerate.plan.fit import SettledChoices, setting_of
 from glm_accelerate.plan.ground import Ground, Load
@@ -100,7 +101,7 @@ def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
     load, step_samples = _load(config, ground, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
-    every, samples, place = _evaluation(config, ground, settled, load, reasons)
+    every, samples, first, place = _evaluation(config, ground, settled, load, reasons)
     weighed = _weighed(config, ground, settled, micro_tokens, load, place)
     chosen, memory, job = weighed.found.setting, weighed.memory, weighed.found.setting.job
     _say_ranks(ground, settled, weighed, reasons)
@@ -132,6 +133,7 @@ def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
         codec=codec,
         evaluate_every=every,
         evaluate_samples=samples,
+        evaluate_first=first,
         evaluate_where=place.where,
         evaluate_device=place.device,
         evaluate_threads=place.threads,
@@ -374,25 +376,25 @@ def _saving(config: RunConfig, reasons: Reasons) -> str:
 
 def _evaluation(
     config: RunConfig, ground: Ground, settled: SettledChoices, load: Load, reasons: Reasons
-) -> tuple[int, int, EvaluatorPlace]:
-    """How often, on how many samples at the most, and where."""
+) -> tuple[int, int, int, EvaluatorPlace]:
+    """How often, on how many samples at the most, on how many of them at first, and where."""
     inputs, dev = ground.inputs, ground.inputs.dev
     if dev is None:
         reasons.say("evaluation", "never", "no data.dev")
-        return 0, 0, EvaluatorPlace("never", "", 0, "")
-    asked = config.evaluate.every
+        return 0, 0, 0, EvaluatorPlace("never", "", 0, "")
+    asked, wanted, total = config.evaluate.every, config.evaluate.samples, len(dev)
     every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, load.steps // 10))
     often = _source(asked, f"a tenth of the run, at most {MOST_BETWEEN}")
-    reasons.say("evaluation", f"every {every:,} steps", often)
     work = between(config, ground.sizes, inputs, load, settled, every)
     place = place_of(config, ground.hardware, ground.ranks, work)
-    reasons.say("where", " on ".join(filter(None, [place.where, place.device])), place.why)
-    wanted, total = config.evaluate.samples, len(dev)
     if wanted == "auto":
         most = min(total, MOST_EVALUATED) if place.where == "inline" else total
         why = "as many as tell a step from the best one" + ("" if most == total else f", at most {most}")
     else:
         most, why = (total if wanted == "all" else min(total, wanted)), "the config"
     up_to = "up to " if wanted == "auto" else ""
+    every, first, often = begun(config.evaluate, load.steps, work, total, (every, most, often))
+    reasons.say("evaluation", f"every {every:,} steps", often)
+    reasons.say("where", " on ".join(filter(None, [place.where, place.device])), place.why)
     reasons.say("held-out samples", f"{up_to}{most:,} of {total:,}", why)
-    return every, most, place
+    return every, most, first, place

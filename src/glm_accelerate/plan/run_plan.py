@@ -77,6 +77,7 @@ class RunPlan:
     context: int = 1  # ranks that share a document that is longer than a pass
     stages: tuple[int, ...] = ()  # how many layers each stage of a pipeline has
     memory: Memory | None = None
+    evaluate_first: int = 0  # ... at first, where a budget pays for no more
     evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline
     evaluate_bytes: int = 0  # that an evaluator is expected to need of a spare device
     spare_bytes: int = 0  # left over where blocks recompute only to fit: as much need not be recomputed

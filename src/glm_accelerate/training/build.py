@@ -27,6 +27,7 @@ from glm_accelerate.runtime.device import take_device
 from glm_accelerate.runtime.host import give_back_memory, keep_freed_memory
 from glm_accelerate.runtime.seed import repeat_exactly
 from glm_accelerate.training.balance import balance_of, dealt_steps
+from glm_accelerate.training.budget import budget_of
 from glm_accelerate.training.evaluation import evaluation_of
 from glm_accelerate.training.half import Half, in_half
 from glm_accelerate.training.life import Branch, Life
@@ -132,6 +133,12 @@ def _run(
     away, zero = "activations" in plan.offload, config.parallel.zero
     passes = forward_backward_of(model, device, life.place, offload=away, zero=zero)
     balance = balance_of(settled, life, model, progress)
+    budget = budget_of(settled, life, progress)
+
+    def decide() -> None:
+        for each in filter(None, (balance, budget)):
+            each.at_save()
+
     branch = Branch(life, progress.position if settled.choice.paths else -1, settled.choice.explicit)
     return Run(
         config,
@@ -142,9 +149,9 @@ def _run(
         mover,
         dealt_steps(settled, life, progress),
         progress,
-        saver_of(settled, life, mover, progress, branch, balance.at_save if balance else lambda: None),
+        saver_of(settled, life, mover, progress, branch, decide, budget.wanted if budget else lambda: False),
         watch_over(plan, settled.inputs.train.lengths, device, before),
-        evaluation_of(settled, life, model, mover, progress, branch),
+        evaluation_of(settled, model, mover, progress, branch, budget),
         half,
         balance,
         rehearse=lambda: rehearsal(

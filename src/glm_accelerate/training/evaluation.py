@@ -5,6 +5,7 @@ step e: a snapshot and a request (or at once, inline) ... later: its result ... 
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from glm_accelerate.optim.mover import Mover
 from glm_accelerate.parallel.shard import free
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.training.budget import Budget, is_due
 from glm_accelerate.training.decisions import Decisions
 from glm_accelerate.training.life import Branch, Life
 from glm_accelerate.training.settle import Settled
@@ -54,6 +56,7 @@ class Evaluation:
     inline: GlmExaminer | None  # measures the trainer's own weights
     snapshots: Checkpointer | None  # for an evaluator elsewhere
     snapshot: Callable[[int], Save]  # of a step: the weights as they are
+    budget: Budget | None  # of the share that evaluation takes
     _next_poll: float = 0.0
     _to_post: list[int] = field(default_factory=list[int])  # steps whose snapshot is published
     _finalists: dict[int, EvaluationResult] = field(default_factory=dict[int, EvaluationResult])
@@ -87,9 +90,12 @@ class Evaluation:
 
     def after(self, step: int, interrupted: Interrupted) -> str | None:
         """Between two steps. Returns why to stop, if that was decided."""
-        if step % self.plan.evaluate_every == 0 or step == self.plan.steps:
+        due = is_due(step, self.plan, self.progress)
+        if due:
             self._evaluate(step)
         self._poll()
+        if self.budget is not None:
+            self.budget.after(step, evaluated=due)
         return self._decide(interrupted)
 
     def finish(self, interrupted: Interrupted) -> None:
@@ -118,25 +124,32 @@ class Evaluation:
         if step not in self.history.requested:
             self.history.requested.append(step)
         self.requests.attempts[step] = self.life.attempt
-        if self.snapshots is None:
-            self._examine(step)
-            return
+        self.requests.at_most = None if self.progress.pace is None else self.progress.pace.samples
+        with nullcontext() if self.budget is None else self.budget.waiting():
+            if self.snapshots is None:
+                self._examine(step)
+            else:
+                self._publish(step, self.snapshots)
+
+    def _publish(self, step: int, snapshots: Checkpointer) -> None:
+        """A snapshot, for an evaluator elsewhere."""
         section = self.requests.section
         if section.keep == "all" or section.decides or step == self.plan.steps:
-            wait_for(self.snapshots, SNAPSHOT_NEEDED)
-        busy, given_up = self.life.ranks.total([self.snapshots.busy(), self.requests.given_up])
+            wait_for(snapshots, SNAPSHOT_NEEDED)
+        busy, given_up = self.life.ranks.total([snapshots.busy(), self.requests.given_up])
         if given_up:
             self._give_up(step, GIVEN_UP)
         elif busy:
             self._give_up(step, "the snapshot before is still being written", "skipped")
         else:
-            self.snapshots.save(self.snapshot(step))
+            snapshots.save(self.snapshot(step))
 
     def _examine(self, step: int) -> None:
         """Evaluate inline, by all ranks together."""
         assert self.inline is not None
         stem, losses, targets = self.life.ranks.decide(lambda: self.requests.baseline(step))
-        request = Request(step, self.requests.exam_id, self.life.attempt, "", against=stem)
+        most = self.requests.at_most
+        request = Request(step, self.requests.exam_id, self.life.attempt, "", against=stem, at_most=most)
         baseline = None if stem is None else SampleLosses.of(losses, targets)
         try:
             findings = self.inline.examine(request, str(self.life.run), baseline)
@@ -218,6 +231,8 @@ class Evaluation:
             if result.exam_id != self.requests.exam_id:  # a finalist's
                 self._finalists[result.step] = result
                 continue
+            if self.budget is not None:
+                self.budget.received(result)
             if result.status == "done" and result.reason is not None:
                 self._warn(f"evaluation of step {result.step}: {result.reason}")
             self.history.scored[result.step] = score_step(result, self.history.scored)
@@ -330,10 +345,11 @@ class Evaluation:
 
 
 def evaluation_of(
-    settled: Settled, life: Life, model: Decoder, mover: Mover, progress: Progress, branch: Branch
+    settled: Settled, model: Decoder, mover: Mover, progress: Progress, branch: Branch, budget: Budget | None
 ) -> Evaluation | None:
     """Inline on the trainer's own weights, or by snapshots for an evaluator; None without held-out data."""
-    config, plan, ranks, run = settled.config, settled.plan, life.ranks, life.run
+    config, plan, life = settled.config, settled.plan, branch.life
+    ranks, run = life.ranks, life.run
     best = BestWeights(run)
     if settled.inputs.dev is None or not plan.evaluate_every:
         ranks.decide(best.clear)  # of an earlier attempt
@@ -347,6 +363,8 @@ def evaluation_of(
             except UserError as error:
                 life.warn(f"evaluations run inline, and training waits: {error}")
         inline = ranks.decide(lambda: evaluator is None)
+        if inline and budget is not None:
+            budget.share = 1.0
     lag = plan.evaluate_every if section.lag == "auto" else section.lag
     requests = Requests(
         run=run,
@@ -377,4 +395,5 @@ def evaluation_of(
         inline=GlmExaminer(exam, model, place=life.place, by={"where": "inline"}) if inline else None,
         snapshots=None if inline else snapshots,
         snapshot=snapshot,
+        budget=budget,
     )

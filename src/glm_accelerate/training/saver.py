@@ -50,6 +50,7 @@ class Saver:
     branch: Branch  # that of earlier attempts, which gives way to the first checkpoint of this start
     pieces: Callable[[], Pieces]  # weights and moments as they are
     settle: Callable[[], None]  # what is decided only where a checkpoint holds it
+    wanted: Callable[[], bool]  # whether such a decision is due
     fingerprints: Mapping[str, str]
     facts: Mapping[str, Any]
     skipped: int = 0
@@ -71,6 +72,8 @@ class Saver:
             return False
         if self.section.keep_best > 0 and self.best() == self.progress.position:
             return True  # the evaluation after this very step found it better than all before
+        if self.wanted():
+            return True
         now, last = time.perf_counter(), self._published
         measured = Measured(
             step=self.progress.position,
@@ -225,6 +228,7 @@ def saver_of(
     progress: Progress,
     branch: Branch,
     settle: Callable[[], None],
+    wanted: Callable[[], bool],
 ) -> Saver:
     """The saver of a run."""
     config, plan, launched = settled.config, settled.plan, env.launched()
@@ -242,6 +246,7 @@ def saver_of(
         branch=branch,
         pieces=lambda: resume_tensors(mover),
         settle=settle,
+        wanted=wanted,
         fingerprints=settled.prints,
         facts={"template": plan.template, "method": config.adapt.method, "job": job},
     )

@@ -21,6 +21,7 @@ from glm_accelerate.optim.precision import Scale, rescale
 from glm_accelerate.optim.state import MASTER, shaped_otherwise
 from glm_accelerate.parallel.part import Part
 from glm_accelerate.parallel.table import ONE_PROCESS
+from glm_accelerate.plan.budget import Pace
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training.spike import Level, follow
 
@@ -50,6 +51,7 @@ class Progress:
     scale: Scale | None = None  # of the loss, in float16
     wide: Wide | None = None  # in float16, once it is measured
     dealing: Dealing | None = None  # by what ranks get their samples; None: no two have different ones
+    pace: Pace | None = None  # of evaluations, where they have a budget
 
     def record(self, step: Step, applied: bool, loss: float, patience: int) -> None:
         """A step is over. One that was not applied uses up its samples but does not advance the schedule.
@@ -83,7 +85,7 @@ class Progress:
         losses = {int(step): loss for step, loss in fields["losses"].items()}
         scale, wide, judging = fields.get("scale"), fields.get("wide"), fields.get("judging")
         # Before there was a choice, samples were dealt by tokens.
-        dealing = fields.get("dealing", asdict(BY_TOKENS))
+        dealing, pace = fields.get("dealing", asdict(BY_TOKENS)), fields.get("pace")
         counts = {key: int(value) for key, value in fields.items() if isinstance(value, int)}
         return Progress(
             **counts,
@@ -93,6 +95,7 @@ class Progress:
             scale=None if scale is None else Scale(**scale),
             wide=None if wide is None else Wide(wide["step"], tuple(wide["layers"])),
             dealing=None if dealing is None else replace(Dealing(**dealing), speeds=tuple(dealing["speeds"])),
+            pace=None if pace is None else Pace(**pace),
         )
 
 

@@ -49,6 +49,7 @@ def warnings_of(
         branch=nothing,
         pieces=lambda: {"weights": {"w": part_of(torch.zeros(SIZE // 4))}},
         settle=nothing,
+        wanted=lambda: False,
         fingerprints={},
         facts={},
     )

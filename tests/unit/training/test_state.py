@@ -45,9 +45,9 @@ class Window:
 
 
 WINDOWS = {
-    "float32": Window("float32", 5, (7, 8, 9), frozenset({"scale", "wide", "dealing"})),
+    "float32": Window("float32", 5, (7, 8, 9), frozenset({"scale", "wide", "dealing", "pace"})),
     "float16": Window(
-        "float16", 4, (5, 6, 10), frozenset({"bad", "bad_in_a_row", "dealing"})
+        "float16", 4, (5, 6, 10), frozenset({"bad", "bad_in_a_row", "dealing", "pace"})
     ),  # lowered, never bad
 }
 

@@ -77,7 +77,7 @@ class GlmExaminer:
             self.check, self.by = False, {**self.by, "float32 differs by": f"{self._difference():.2g}"}
         losses, comparison, more_baseline = self._loss(request, run, baseline)
         mean, ci95 = loss_interval(losses, exam.strata, total) if len(losses.losses_N) else (None, None)
-        count = total if request.whole else exam.looks[0]
+        count = self._counts(request)[0]
         answers = Answers()
         try:
             if needs_answers(exam.metrics):
@@ -108,6 +108,15 @@ class GlmExaminer:
         )
         return Findings(result, losses, answers.predictions, more_baseline)
 
+    def _counts(self, request: Request) -> tuple[int, ...]:
+        """Numbers of samples after which to look whether they are enough."""
+        if request.whole:
+            return (len(self.exam.order),)
+        looks, most = self.exam.looks, request.at_most
+        if most is None or most >= looks[-1]:
+            return looks
+        return (*(look for look in looks if 2 * look <= most), most)
+
     def smaller(self) -> bool:
         """After it ran out of memory: whether passes of half the size can be tried."""
         half = self.exam.micro_tokens // 2
@@ -124,7 +133,7 @@ class GlmExaminer:
         losses = SampleLosses.of([], [])
         if "loss" not in exam.metrics:
             return losses, None, None
-        counts = (len(exam.order),) if request.whole else exam.looks
+        counts = self._counts(request)
         for look, count in enumerate(counts, 1):
             losses = losses.followed_by(self.measure(exam.order[len(losses.losses_N) : count]))
             if extended is None:

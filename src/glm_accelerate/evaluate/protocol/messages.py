@@ -61,6 +61,7 @@ class Request(_Named):
     against: str | None = None  # stem of the result to compare with
     against_weights: str | None = None  # the weights of that one
     whole: bool = False  # on all held-out samples: a finalist
+    at_most: int | None = None  # samples, where a budget pays for no more
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Requests:
     lag: int
     evaluator: EvaluatorProcess | None = None  # that this process has started
     expected: float = 0.0  # seconds of an evaluation, by the plan
+    at_most: int | None = None  # samples of those that are requested now
     attempts: dict[int, int] = field(default_factory=dict[int, int])  # in which each step was requested
     _earlier: dict[str, Request] = field(default_factory=dict[str, Request])  # posted by an earlier attempt
     _waiting: dict[str, Request] = field(default_factory=dict[str, Request])
@@ -71,7 +72,15 @@ class Requests:
         leader = best([one for one in self.history.prefix if one.step <= until], self.section.margin)
         against = None if leader is None else stem_of(leader, self.exam_id, self.attempts[leader])
         weights = None if leader is None else self._snapshot(leader)
-        return Request(step, self.exam_id, self.attempts[step], self._snapshot(step), against, weights)
+        return Request(
+            step,
+            self.exam_id,
+            self.attempts[step],
+            self._snapshot(step),
+            against,
+            weights,
+            at_most=self.at_most,
+        )
 
     def for_finalist(self, step: int) -> Request:
         """The request for a step on all held-out samples."""
