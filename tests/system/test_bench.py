@@ -136,3 +136,29 @@ def test_ctrl_c_leaves_nothing_behind(
     assert "Traceback" not in err
     assert "stopped" in err
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("layout", ["parallel.shard=full", "parallel.tensor=2"])
+def test_ranks_are_measured_beside_what_was_foretold(
+    layout: str, config: Path, place: Path, bench: Callable[..., Warm]
+) -> None:
+    words = ["step", str(config), layout, "--nproc", "2", "--steps", "3", "--warmup", "1", "--json"]
+    done = bench(*words).done()
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["axes"] == ("shard 2" if "shard" in layout else "tensor 2")
+    assert len(figures["ranks"]) == 2
+    assert len(figures["steps"]) == 3
+    assert all(one["memory_bytes"] > 0 for one in figures["ranks"])
+    assert figures["step_seconds"] == max(one["step_seconds"] for one in figures["ranks"])
+    assert figures["foretold_seconds"] > 0
+    assert figures["foretold_bytes"] > 0
+    assert list(place.iterdir()) == []
+
+
+def test_ranks_that_cannot_share_the_model_say_so_once(config: Path, bench: Callable[..., Warm]) -> None:
+    done = bench("step", str(config), "parallel.tensor=3", "--nproc", "2").done()
+    assert done.returncode == 2
+    assert done.stderr.count("parallel.tensor") >= 1
+    assert "Traceback" not in done.stderr
+    assert bench("data", str(config), "--nproc", "2").done().returncode == 2

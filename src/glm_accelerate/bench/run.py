@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from glm_accelerate.config.load import override
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.inputs import Inputs, open_inputs
 from glm_accelerate.models.locate import locate
+from glm_accelerate.parallel.ranks import ALONE, Ranks
 from glm_accelerate.plan.ground import ground_of
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import resolve
@@ -43,24 +44,28 @@ def preparing(say: Say) -> Say:
 
 
 @contextmanager
-def ready(config: RunConfig, steps: int, say: Say) -> Generator[Ready, None, None]:
+def ready(config: RunConfig, steps: int, say: Say, ranks: Ranks = ALONE) -> Generator[Ready, None, None]:
     """Built for at least so many steps; neither evaluated nor saved. However few steps are measured, the plan
     is that of the whole run.
     """
-    plan = resolve(config, ground_of(config, detect(), progress=preparing(say)))
-    changes = ["data.dev=null", "observe.sinks=[]", f"precision.compile={'on' if plan.compile else 'off'}"]
-    if plan.steps < steps:
-        changes.append(f"train.steps={steps}")
-    config = override(config, changes)
+
+    def changes() -> list[str]:
+        plan = resolve(config, ground_of(config, detect(), ranks.count, preparing(say)))
+        compiled = f"precision.compile={'on' if plan.compile else 'off'}"
+        longer = [f"train.steps={steps}"] if plan.steps < steps else []
+        return ["data.dev=null", "observe.sinks=[]", compiled, *longer]
+
+    config = override(config, ranks.decide(changes))
     say("building", 0, 1)
     device = current_device()
     device.reset_peak()
     before = device.peak()
     inputs = open_inputs(config.data, locate(config.model.path))
-    with (
-        tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-") as directory,
-        built(config, Path(directory) / "run", Start(), []) as trainer,
-    ):
+    with ExitStack() as held:
+        directory: str = ranks.decide(
+            lambda: held.enter_context(tempfile.TemporaryDirectory(prefix="glm-accelerate-bench-"))
+        )
+        trainer = held.enter_context(built(config, Path(directory) / "run", Start(), [], ranks=ranks))
         say("building", 1, 1)
         trainer.run.model.train()
         yield Ready(trainer.run, inputs, before)

@@ -6,7 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import options
-from glm_accelerate.runtime.errors import UserError
+from glm_accelerate.cli.train import as_rank
+from glm_accelerate.runtime.env import launched
+from glm_accelerate.runtime.errors import ExitCode, UserError
 from glm_accelerate.training.stop import stopping_at_once
 
 if TYPE_CHECKING:
@@ -29,6 +31,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(name, type=options.at_least(least), default=default, metavar="N", help=about)
     parser.add_argument(
+        "--nproc",
+        type=options.at_least(1),
+        default=1,
+        metavar="N",
+        help="step: processes on this machine, one a device, as `train --nproc` starts them (1)",
+    )
+    parser.add_argument(
         "--compare",
         metavar="CONFIG2|section.key=value,...",
         help="step: measure this beside it, in turn, and show the ratio",
@@ -42,10 +51,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.compare and args.kind != "step":
         raise UserError(f"--compare is for `bench step`, not for `bench {args.kind}`")
+    if args.nproc > 1 and (args.kind != "step" or args.compare):
+        raise UserError("--nproc is for `bench step` without --compare")
     config = options.config_from(args)  # its mistakes are shown before torch is loaded
+    if args.nproc > 1 and launched() is None:
+        from glm_accelerate.parallel.launch import launch
+
+        return launch(one_rank, args, args.nproc, lambda: 0, ExitCode.USERS_INPUT)
     other = _other(args.compare, config) if args.compare else None
     with stopping_at_once():
         report = _compared(args, config, other) if other else _measured(args, config)
+    if report is None:  # the first rank has it
+        return 0
 
     from rich.console import Console
 
@@ -60,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def one_rank(args: argparse.Namespace) -> int:
+    """`bench step` in a process of its own."""
+    return as_rank(lambda: run(args))
+
+
 def _other(text: str, config: "RunConfig") -> "RunConfig":
     """The second config: a file, a preset, or the first one with other values."""
     from glm_accelerate.config.load import load_config, override
@@ -68,11 +90,16 @@ def _other(text: str, config: "RunConfig") -> "RunConfig":
     return override(config, words) if "=" in words[0] else load_config(text)
 
 
-def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report":
+def _measured(args: argparse.Namespace, config: "RunConfig") -> "Report | None":
     from glm_accelerate.cli.progress import counting
 
     name = options.config_name(args)
     with counting(named=True) as say:
+        if args.nproc > 1:
+            from glm_accelerate.bench.ranks import measure_ranks, ranks_report
+
+            figures = measure_ranks(config, args.steps, args.warmup, say)
+            return None if figures is None else ranks_report(figures, name)
         if args.kind == "step":
             from glm_accelerate.bench.step import measure, step_report
 

@@ -18,7 +18,7 @@ from glm_accelerate.training.mismatch import EVERY
 from glm_accelerate.training.stop import stopping_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from rich.console import Console
 
@@ -195,8 +195,13 @@ def _start_ranks(args: argparse.Namespace, ranks: int, several: "Several | None"
 
 
 def one_rank(args: argparse.Namespace) -> int:
-    """`train` in a process of its own. Whatever goes wrong ends it, or the others would wait for ever; where
-    another rank reports what it is, that rank's exit code counts.
+    """`train` in a process of its own."""
+    return as_rank(lambda: run(args))
+
+
+def as_rank(work: "Callable[[], int]") -> int:
+    """Work of one rank, in a process of its own. Whatever goes wrong ends it, or the others would wait for
+    ever; where another rank reports what it is, that rank's exit code counts.
     """
     from glm_accelerate.parallel.ranks import FirstFailed, peer_ended
 
@@ -210,7 +215,7 @@ def one_rank(args: argparse.Namespace) -> int:
         nonlocal reported
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher blocked it
-            return run(args)
+            return work()
         except KeyboardInterrupt:  # before training began; the launcher says it once for all ranks
             sys.exit(128 + signal.SIGINT)
         except UserError as error:
