@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,18 @@ from glm_accelerate.demo.tiny import Size, write_tiny
 from tests.distributed.test_ranks import processes, steps_done
 from tests.warm import Warm
 
+WORDS = [f"w{number}" for number in range(100)]
+SHAPE = Size(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128)
+
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_run: dict[str, Any]) -> Path:
     """Samples of very uneven lengths, of which a step takes long enough for clocks."""
-    words, drawn = [f"w{number}" for number in range(100)], random.Random(0)
-    size = Size(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128)
-    model = write_tiny(tmp_path / "larger", words, size=size)
+    drawn = random.Random(0)
+    model = write_tiny(tmp_path / "larger", WORDS, size=SHAPE)
 
     def line() -> str:
-        answer = " ".join(drawn.choices(words, k=min(500, 8 + int(drawn.lognormvariate(4, 1)))))
+        answer = " ".join(drawn.choices(WORDS, k=min(500, 8 + int(drawn.lognormvariate(4, 1)))))
         asked = {"role": "user", "content": "w1"}, {"role": "assistant", "content": answer}
         return json.dumps({"messages": asked}) + "\n"
 
@@ -111,3 +114,42 @@ def test_a_slow_rank_has_a_smaller_share_through_a_kill_and_until_it_is_fast_aga
         assert one == other
     named = [event["rank"] for event in raw(run, "warning") if "times" in event]
     assert named[0] == 1
+
+
+def test_layers_move_at_a_checkpoint_and_stay_moved(
+    config: Path, tmp_path: Path, warm: Callable[..., Warm]
+) -> None:
+    """Of nine layers on one stage and one on the other; the run learns what it learns unmoved."""
+    here, model = "glm_accelerate.training.stages.", tmp_path / "deep"
+    write_tiny(model, WORDS, size=replace(SHAPE, layers=10))
+    cut, other = "parallel.pipeline=[9,1]", {f"{here}ENOUGH": 0.0, f"{here}REPAID": 0.0, f"{here}FEWEST": 3}
+
+    def go(run: Path, steps: int, balance: str) -> None:
+        many = "data.max_tokens=128", "train.micro_tokens=128", "train.step_samples=12"  # passes a step
+        more = (
+            f"model.path={model}",
+            f"train.steps={steps}",
+            f"parallel.balance={balance}",
+            cut,
+            *many,
+            "optim.schedule=constant",
+        )
+        words = "train", str(config), "--run", str(run), "--nproc", "2", *more, "--accept-changes"
+        job = warm(*words, other=other)
+        said = "".join(job.communicate(timeout=120))
+        assert job.returncode == 0, said
+
+    go(tmp_path / "still", 9, "cost")
+    run = tmp_path / "moved"
+    go(run, 8, "measured")
+    (decision,) = [event for event in raw(run, "decision") if "stages" in event]
+    first, last = decision["stages"]
+    assert (decision["step"], first + last) == (7, 10)
+    assert first < 9
+    go(run, 9, "measured")
+    assert json.loads((run / "plan.json").read_text())["stages"] == [first, last]
+    starts = [(event["kind"], event["step"]) for event in raw(run, "start") + raw(run, "resume")]
+    assert starts == [("start", 0), ("resume", 7), ("resume", 8)]
+    for moved, still in zip(raw(run, "step"), raw(tmp_path / "still", "step"), strict=True):
+        assert moved["loss"] == pytest.approx(still["loss"], rel=1e-5)
+        assert moved["grad_norm"] == pytest.approx(still["grad_norm"], rel=1e-4)

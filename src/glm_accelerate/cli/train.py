@@ -171,8 +171,8 @@ def _several(args: argparse.Namespace, config: "RunConfig") -> "Several | None":
     from glm_accelerate.parallel.wire import Endpoint
 
     asked = config.parallel
-    axes = asked.shard, asked.tensor, asked.pipeline, asked.context
-    multiple = prod(size for size in axes if isinstance(size, int))
+    sizes = asked.shard, *map(asked.size, ("tensor", "pipeline", "context"))
+    multiple = prod(size for size in sizes if isinstance(size, int))
     terms = Terms(int(least), int(most or least), multiple)
     return Several(Endpoint.of(where), terms, facts_of(config))
 

@@ -221,13 +221,14 @@ class ParallelSection(Section):
     """How many ranks share every matrix product: each has some heads, some of each MLP, some words; auto, as
     with the next two: as the plan finds the step the fastest, `shard` and passes with it.
     """
-    pipeline: Auto | Annotated[int, Field(ge=1)] = 1
-    """How many stages the layers are divided into; what one has computed travels to the next."""
+    pipeline: Auto | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=1)]] = 1
+    """How many stages the layers are divided into, or how many layers each has (at first, if `balance` is
+    measured): [18, 22]; what one stage has computed travels to the next."""
     context: Auto | Annotated[int, Field(ge=1)] = 1
     """How many ranks share a document that is longer than a pass; others stay whole on one of them."""
     balance: Literal["tokens", "cost", "measured"] = "cost"
     """How a step is dealt to ranks: equally many tokens; equal cost, as reckoned from lengths; measured: by
-    what lengths cost here, less to slower ranks, measured again at each checkpoint."""
+    what lengths cost here, less to slower ranks, measured again at each checkpoint, as are stages."""
 
     @property
     def open(self) -> list[str]:
@@ -236,7 +237,13 @@ class ParallelSection(Section):
 
     def size(self, axis: str) -> int:
         """Of an axis; 1 as long as it is not chosen."""
-        return 1 if axis in self.open else getattr(self, axis)
+        size = 1 if axis in self.open else getattr(self, axis)
+        return len(size) if isinstance(size, list) else size
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """How many layers each has, if that is said."""
+        return tuple(self.pipeline) if isinstance(self.pipeline, list) else ()
 
 
 class CheckpointSection(Section):

@@ -4,6 +4,7 @@ back; what else a pass needs (its documents, its shapes) every rank has of its o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -17,6 +18,7 @@ from glm_accelerate.models.decoder import Block, Decoder
 from glm_accelerate.parallel.part import local_of
 from glm_accelerate.parallel.place import Place
 from glm_accelerate.parallel.table import WHOLE, Cut
+from glm_accelerate.runtime.device import Stopwatch
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Stage:
     learns_before: bool  # whether earlier stages train anything: else no gradient is sent to them
     tied: bool = False  # the first stage and the last have the embedding, which is the head, too
     entered: Tensor | None = None  # what `receive` returned last
+    watch: Stopwatch | None = None  # over what it computes, not what it waits for
     carries: Callable[[int], torch.dtype] | None = None  # what enters a layer from a stage, by its number
     _sent: list[tuple[Work, Tensor]] = field(default_factory=list[tuple[Work, Tensor]])
 
@@ -112,9 +115,10 @@ class Stage:
         self._sent.append((work, tensor))
 
     def _receive(self, empty: Tensor, whence: int) -> Tensor:
-        work = dist.irecv(empty, self._neighbour(whence), group=self._group(-whence))
-        assert work is not None
-        work.wait()
+        with self.watch.paused() if self.watch is not None else nullcontext():
+            work = dist.irecv(empty, self._neighbour(whence), group=self._group(-whence))
+            assert work is not None
+            work.wait()
         return empty
 
     def _neighbour(self, step: int) -> int:

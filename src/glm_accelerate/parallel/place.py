@@ -5,7 +5,7 @@ process among the ranks: its index along each axis, and sums over the ranks alon
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -95,12 +95,14 @@ class Place:
 
     ranks: Ranks = ALONE
     axes: Axes = ONE_RANK
-    _groups: dict[tuple[tuple[str, ...], bool], ProcessGroup] = field(
-        default_factory=dict[tuple[tuple[str, ...], bool], ProcessGroup], repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         assert self.axes.count(*ORDER) == self.ranks.count, f"{self.axes} is not {self.ranks.count} ranks"
+
+    @property
+    def _groups(self) -> dict[tuple[tuple[str, ...], bool], ProcessGroup]:
+        """Those that were made, for the next attempt of this process, too."""
+        return self.ranks.groups.setdefault((self.axes, self.ranks.nodes), {})
 
     def index(self, *names: str) -> int:
         """This rank's number among those along these axes."""
@@ -195,11 +197,15 @@ class Place:
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """What FSDP takes: data x shard, at this rank's place on all other axes."""
+        made: DeviceMesh | None = self.ranks.groups.get(("mesh", self.axes))
+        if made is not None:
+            return made
         names = [name for name, size in self.axes.sizes.items() if size > 1 or name in ("data", "shard")]
         whole = init_device_mesh(
             device.type, tuple(self.axes.sizes[name] for name in names), mesh_dim_names=tuple(names)
         )
-        return whole["data", "shard"]
+        self.ranks.groups["mesh", self.axes] = made = whole["data", "shard"]
+        return made
 
 
 def _on_the_way(message: Work | None) -> Work:

@@ -48,6 +48,9 @@ class Ranks:
     store: Store | None = None
     doing: Doing = field(default_factory=Doing, compare=False)
     nodes: tuple[str, ...] = ()  # the name of each rank's node; (): all are on one
+    groups: dict[object, Any] = field(
+        default_factory=dict[object, Any], repr=False, compare=False
+    )  # of Place
     _messages: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property

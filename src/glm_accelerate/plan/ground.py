@@ -70,12 +70,19 @@ class Ground:
             cure = "parallel.tensor=1, or a number that divides heads and ranks"
             raise UserError(f"parallel.tensor is {tensor}: {error}", cure=cure) from error
 
-    def staged(self, pipeline: int) -> "Ground":
-        """The same where the layers are divided into so many stages. UserError if they cannot be."""
+    def staged(self, pipeline: int, stages: Sequence[int] = ()) -> "Ground":
+        """The same where the layers are divided into so many stages. UserError if they cannot be.
+        `stages`: how many each has, if it is said.
+        """
         _require_divides("pipeline", pipeline, self.samplers)
         if self.sizes.layers < pipeline:
             what = f"parallel.pipeline is {pipeline}, the model has {self.sizes.layers} layers"
             raise UserError(what, cure="at most as many stages as layers")
+        if stages and sum(stages) != self.sizes.layers:
+            what = f"parallel.pipeline has {sum(stages)} layers in {pipeline} stages"
+            raise UserError(
+                f"{what}, the model has {self.sizes.layers}", cure=f"parallel.pipeline={pipeline}"
+            )
         if not self.sizes.plain and pipeline > 1:
             raise UserError("parallel.pipeline cannot divide layers that share or factor matrices")
         return replace(self, pipeline=pipeline)

@@ -26,7 +26,7 @@ from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.layout_report import open_layouts
 from glm_accelerate.plan.levers import conflict
 from glm_accelerate.plan.run_plan import Memory, Reason, RunPlan
-from glm_accelerate.plan.weigh import Weighed, pipeline_waits, require_host, require_room, weigh, weigh_stages
+from glm_accelerate.plan.weigh import Weighed, costs_of, pipeline_waits, require_host, require_room, weigh
 from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount
@@ -97,7 +97,8 @@ def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
     say = reasons.say
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
-    ground = ground.shared(config.parallel.size("tensor")).staged(config.parallel.size("pipeline"))
+    ground = ground.shared(config.parallel.size("tensor"))
+    ground = ground.staged(config.parallel.size("pipeline"), config.parallel.stages)
     load, step_samples = _load(config, ground, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
@@ -146,6 +147,7 @@ def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
         tensor=ground.tensor,
         query=ground.query,
         stages=job.stages,
+        layer_costs=(*(costs := costs_of(weighed)).layers, costs.last) if job.stages else (),
         context=job.context,
         memory=memory,
         spare_bytes=max(0, memory.room - memory.needed) if only_to_fit else 0,
@@ -223,9 +225,6 @@ def _weighed(
     load: Load,
     place: EvaluatorPlace,
 ) -> Weighed:
-    """Frozen weights that are divided only because there are many are whole where that needs less: what is
-    gathered of them comes on top.
-    """
     setting = setting_of(config, ground.family, ground.sizes, ground.hardware, settled, micro_tokens)
     beside, away = place.where == "beside", place.where in ("beside", "external")
     measured = ground.measurement(setting.job.form)
@@ -233,14 +232,7 @@ def _weighed(
     if measured is not None:
         job = replace(job, process=measured.process, measured_with=measured.tensors)
     setting, speed = replace(setting, job=job), ground.speed(settled.compute, job.form)
-    if ground.pipeline > 1:
-        return weigh_stages(config, setting, load, ground, speed)
-    divided = weigh(config, setting, load, ground.hardware, speed)
-    if config.parallel.shard != "auto" or config.adapt.method == "full" or settled.shards == 1:
-        return divided
-    whole = replace(setting, job=replace(setting.job, shards=1))
-    alone = weigh(config, whole, load, ground.hardware, speed)
-    return divided if divided.memory.needed < alone.memory.needed else alone
+    return weigh(config, setting, load, ground.hardware, speed, ground.pipeline)
 
 
 def _say_memory(config: RunConfig, job: Job, memory: Memory, reasons: Reasons) -> None:

@@ -76,6 +76,7 @@ class RunPlan:
     query: int = 1  # ... the same key heads, and other queries of them
     context: int = 1  # ranks that share a document that is longer than a pass
     stages: tuple[int, ...] = ()  # how many layers each stage of a pipeline has
+    layer_costs: tuple[float, ...] = ()  # by which stages were cut: each layer's, and the head's
     memory: Memory | None = None
     evaluate_first: int = 0  # ... at first, where a budget pays for no more
     evaluate_seconds: float = 0.0  # that the largest evaluation is expected to take, where it is not inline
@@ -105,6 +106,7 @@ class RunPlan:
             "reasons": tuple(Reason(**reason) for reason in fields["reasons"]),
             "offload": tuple(fields["offload"]),
             "stages": tuple(fields.get("stages", ())),
+            "layer_costs": tuple(fields.get("layer_costs", ())),
             "memory": fields["memory"] and Memory.from_json(fields["memory"]),
         }
         return RunPlan(**named)

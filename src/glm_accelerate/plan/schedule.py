@@ -79,22 +79,27 @@ class LayerCosts:
 
 
 def cut_stages(
-    costs: LayerCosts, stages: int, fits: Callable[[int, int, int], bool] = lambda stage, start, stop: True
+    costs: LayerCosts,
+    stages: int,
+    fits: Callable[[int, int, int], bool] = lambda stage, start, stop: True,
+    slow: Sequence[float] = (),
 ) -> tuple[int, ...] | None:
     """How many layers each stage has, so that the slowest is as fast as possible; each has one at least.
-    `fits(stage, start, stop)`: whether a stage has the memory for these. None: no cut does.
+    `fits(stage, start, stop)`: whether a stage has the memory for these. None: no cut does. `slow`: times
+    these costs that each stage needs, if they differ.
     """
     count = len(costs.layers)
     # Of the best cut of the first layers into the stages so far, by where it ends: its slowest stage, sizes.
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for stage in range(stages):
         reached: dict[int, tuple[float, tuple[int, ...]]] = {}
+        times = slow[stage] if slow else 1.0
         for start, (slowest, sizes) in best.items():
             for stop in range(start + 1, count + 1):
                 last = stage == stages - 1
                 if last != (stop == count) or not fits(stage, start, stop):
                     continue
-                candidate = max(slowest, costs.of(start, stop)), (*sizes, stop - start)
+                candidate = max(slowest, times * costs.of(start, stop)), (*sizes, stop - start)
                 if stop not in reached or candidate < reached[stop]:
                     reached[stop] = candidate
         best = reached

@@ -12,12 +12,12 @@ from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.pack import aligned
 from glm_accelerate.memory.estimate import estimate
 from glm_accelerate.plan.cost import Speed, layer_costs, run_flops
-from glm_accelerate.plan.ground import Ground, Load
+from glm_accelerate.plan.ground import Load
 from glm_accelerate.plan.hardware import Hardware
 from glm_accelerate.plan.ladder import Ladder, PlannedRun, about
 from glm_accelerate.plan.levers import ITSELF, Lever, Setting, levers, up_to
 from glm_accelerate.plan.run_plan import Memory
-from glm_accelerate.plan.schedule import cut_stages, idle
+from glm_accelerate.plan.schedule import LayerCosts, cut_stages, idle
 from glm_accelerate.runtime.device import device_kind
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.words import amount, read_amount
@@ -74,6 +74,27 @@ class Duration:
 
 
 def weigh(
+    config: RunConfig,
+    setting: Setting,
+    load: Load,
+    hardware: Hardware,
+    speed: Speed | None,
+    pipeline: int = 1,
+) -> Weighed:
+    """In so many stages. Frozen weights that are divided only because there are many are whole where that needs less: what is
+    gathered of them comes on top.
+    """
+    if pipeline > 1:
+        return _weigh_stages(config, setting, load, hardware, speed, pipeline)
+    divided = _weigh(config, setting, load, hardware, speed)
+    if config.parallel.shard != "auto" or config.adapt.method == "full" or setting.job.shards == 1:
+        return divided
+    whole = replace(setting, job=replace(setting.job, shards=1))
+    alone = _weigh(config, whole, load, hardware, speed)
+    return divided if divided.memory.needed < alone.memory.needed else alone
+
+
+def _weigh(
     config: RunConfig, setting: Setting, load: Load, hardware: Hardware, speed: Speed | None
 ) -> Weighed:
     """The fastest that fits of the settings that the config leaves open; if none does, the smallest."""
@@ -88,19 +109,27 @@ def weigh(
     return Weighed(ladder, every, setting, found, memory, speed)
 
 
-def weigh_stages(
-    config: RunConfig, setting: Setting, load: Load, ground: Ground, speed: Speed | None
+def _weigh_stages(
+    config: RunConfig,
+    setting: Setting,
+    load: Load,
+    hardware: Hardware,
+    speed: Speed | None,
+    pipeline: int,
 ) -> Weighed:
     """With the layers divided into stages of which the slowest is as fast as possible; where these do not fit
-    but others do, of those.
+    but others do, of those. As the config says, if it does.
     """
     costs = layer_costs(setting.job, load.work(), speed or STAND_IN)
 
     def weighed(stages: tuple[int, ...]) -> Weighed:
         staged = replace(setting, job=replace(setting.job, stages=stages))
-        return weigh(config, staged, load, ground.hardware, speed)
+        return _weigh(config, staged, load, hardware, speed)
 
-    stages = cut_stages(costs, ground.pipeline)
+    asked = config.parallel.stages
+    if asked:
+        return weighed(asked)
+    stages = cut_stages(costs, pipeline)
     assert stages is not None
     fastest = weighed(stages)
     least, room = fastest.found.setting.job, fastest.memory.room
@@ -108,9 +137,9 @@ def weigh_stages(
     estimated = cache(estimate)
 
     def fits(stage: int, start: int, stop: int) -> bool:
-        return about(least.of_stage(stage, ground.pipeline, start, stop), estimated) <= room
+        return about(least.of_stage(stage, pipeline, start, stop), estimated) <= room
 
-    other = None if fastest.memory.fits else cut_stages(costs, ground.pipeline, fits)
+    other = None if fastest.memory.fits else cut_stages(costs, pipeline, fits)
     return fastest if other is None else weighed(other)
 
 
@@ -118,8 +147,12 @@ def pipeline_waits(weighed: Weighed) -> tuple[int, float]:
     """How many passes a step has in a pipeline, and the share of it in which a stage waits for another."""
     job, work = weighed.found.setting.job, weighed.ladder.work
     passes = max(1, round(work.tokens / work.steps / job.ranks / job.pass_tokens))
-    stages = layer_costs(job, work, weighed.speed or STAND_IN).of_stages(job.stages)
-    return passes, idle(stages, passes)
+    return passes, idle(costs_of(weighed).of_stages(job.stages), passes)
+
+
+def costs_of(weighed: Weighed) -> LayerCosts:
+    """Of the layers that stages divide."""
+    return layer_costs(weighed.found.setting.job, weighed.ladder.work, weighed.speed or STAND_IN)
 
 
 def _room(config: RunConfig, hardware: Hardware, ranks: int) -> tuple[int, str]:

@@ -1,6 +1,9 @@
 """Which device a process computes on, and its record (runtime/devices/). Tensors go to it from here."""
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,6 +69,40 @@ def take_local(number: int) -> Device:
     record = kind(torch.device(kind.kind, number))
     record.make_current()
     return record
+
+
+class Stopwatch:
+    """The seconds of some stretches of a device's work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device_of(device)
+        self._begun: Any = None  # None: it stands
+        self._spans: list[tuple[Any, Any]] = []
+
+    def go(self) -> None:
+        """From here on."""
+        self._begun = self._device.mark()
+
+    def stop(self) -> None:
+        """Up to here, if it runs."""
+        if self._begun is not None:
+            self._spans.append((self._begun, self._device.mark()))
+            self._begun = None
+
+    @contextmanager
+    def paused(self) -> Generator[None, None, None]:
+        """While entered, it stands."""
+        ran = self._begun is not None
+        self.stop()
+        yield
+        if ran:
+            self.go()
+
+    def read(self) -> float:
+        """What has been since it was read last. The device is past it."""
+        seconds = sum(self._device.between(*span) for span in self._spans)
+        self._spans.clear()
+        return seconds
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

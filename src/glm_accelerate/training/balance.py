@@ -8,10 +8,6 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any
-
-import torch
-from torch import nn
 
 from glm_accelerate.data.pack import BY_TOKENS, Dealing
 from glm_accelerate.data.types import DOCUMENT_ALIGNMENT, Step
@@ -19,7 +15,7 @@ from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.parallel.place import SAMPLES, Axes
 from glm_accelerate.plan.dealing import dealing_of
 from glm_accelerate.plan.run_plan import RunPlan
-from glm_accelerate.runtime.device import device_of
+from glm_accelerate.runtime.device import Stopwatch
 from glm_accelerate.runtime.env import node_name
 from glm_accelerate.training.life import Life
 from glm_accelerate.training.pass_cost import PassCost, of_all, timed
@@ -34,29 +30,13 @@ CHANGED = 0.3  # of the longest sample's cost, by which a new factor has to chan
 LEAST = 0.2  # of the fastest rank's share, however slow another is
 
 
-class BlockClock:
-    """How long blocks compute forward in training, without what FSDP gathers before them."""
-
-    def __init__(self, blocks: Sequence[nn.Module], device: torch.device) -> None:
-        self._device = device_of(device)
-        self._begun: Any = None
-        self._spans: list[tuple[Any, Any]] = []
-        for block in blocks:
-            block.register_forward_pre_hook(self._begin)
-            block.register_forward_hook(self._end, prepend=True)
-
-    def read(self) -> float:
-        """Seconds since it was read last. The device has done what was timed."""
-        seconds = sum(self._device.between(*span) for span in self._spans)
-        self._spans.clear()
-        return seconds
-
-    def _begin(self, block: nn.Module, inputs: object) -> None:
-        self._begun = self._device.mark() if block.training else None
-
-    def _end(self, block: nn.Module, inputs: object, output: object) -> None:
-        if self._begun is not None:
-            self._spans.append((self._begun, self._device.mark()))
+def watched(model: Decoder) -> Stopwatch:
+    """It runs while blocks compute forward in training, without what FSDP gathers before them."""
+    watch = Stopwatch(model.embed.device)
+    for block in model.layers:
+        block.register_forward_pre_hook(lambda block, inputs: watch.go() if block.training else None)
+        block.register_forward_hook(lambda block, inputs, output: watch.stop(), prepend=True)
+    return watch
 
 
 @dataclass(slots=True)
@@ -68,8 +48,8 @@ class Balance:
     model: Decoder
     plan: RunPlan
     longest: int  # tokens of a sample
-    clock: BlockClock
-    forward: PassCost  # what the clock's times are compared with
+    watch: Stopwatch
+    forward: PassCost  # what its times are compared with
     _first: int = field(init=False)  # the step that sets up
     _seen: deque[tuple[float, float]] = field(
         default_factory=lambda: deque[tuple[float, float]](maxlen=WINDOW)
@@ -81,7 +61,7 @@ class Balance:
 
     def after(self, step: Step) -> None:
         """Note what a step took, and now and then name ranks that are slow."""
-        seconds, cost = self.clock.read(), sum(map(self.forward.of, step.batches))
+        seconds, cost = self.watch.read(), sum(map(self.forward.of, step.batches))
         if step.number > self._first:
             self._seen.append((seconds, cost))
         if step.number % LOOK == 0:
@@ -200,8 +180,7 @@ def balance_of(settled: Settled, life: Life, model: Decoder, progress: Progress)
         together = asked.together and kept.square > 0  # not in runs from before there was a choice
         asked = replace(kept, speeds=speeds, together=together, moves=asked.moves)
     progress.dealing = asked
-    clock = BlockClock(list(model.layers), model.embed.device)
-    balance = Balance(life, progress, model, plan, longest, clock, forward)
+    balance = Balance(life, progress, model, plan, longest, watched(model), forward)
     balance.say()
     return balance
 

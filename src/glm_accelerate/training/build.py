@@ -1,5 +1,6 @@
 """From a config to a run that is ready: one straight line. Only this file sees the whole plan."""
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from glm_accelerate.training.rehearsal import recompute_as_needed, rehearsal
 from glm_accelerate.training.resume import Resumed, resume
 from glm_accelerate.training.saver import saver_of
 from glm_accelerate.training.settle import Settled, Start, settle, take_effect
+from glm_accelerate.training.stages import StageBalance, stage_balance_of
 from glm_accelerate.training.state import Progress
 from glm_accelerate.training.step import forward_backward_of
 from glm_accelerate.training.watch import held_already, keep_to_limit, neighbours, watch_over
@@ -72,7 +74,7 @@ def built(
     8. The directory becomes what this start is; then its log, and all that writes to it.
     """
     with ExitStack() as held, ExitStack() as reading:
-        device = take_device(None)
+        begun, device = time.perf_counter(), take_device(None)
         held_before = held_already(device)
         ranks.decide(lambda: take_lock(directory, held))
         settled = settle(config, directory, start, ranks, on_read)
@@ -105,7 +107,8 @@ def built(
         if sparing is not None:
             events.emit("decision", {"step": progress.position, "said": sparing})
         _warn(settled, life, model, proofs, [*settled.mended, *notes, *warnings])
-        run = _run(settled, life, model, mover, progress, half, held_before)
+        stages = stage_balance_of(settled, life, model, progress, begun)
+        run = _run(settled, life, model, mover, progress, half, stages, held_before)
         try:
             yield Built(run, proofs, resumed)
         finally:
@@ -127,6 +130,7 @@ def _run(
     mover: Mover,
     progress: Progress,
     half: Half | None,
+    stages: StageBalance | None,
     before: int,
 ) -> Run:
     config, plan, device = settled.config, settled.plan, model.embed.device
@@ -154,6 +158,7 @@ def _run(
         evaluation_of(settled, model, mover, progress, branch, budget),
         half,
         balance,
+        stages,
         rehearse=lambda: rehearsal(
             settled, life, model, passes, mover, progress.position, progress.dealing or BY_TOKENS
         ),

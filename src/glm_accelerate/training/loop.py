@@ -20,10 +20,13 @@ from glm_accelerate.training.evaluation import Evaluation
 from glm_accelerate.training.half import Half, widen
 from glm_accelerate.training.life import Life
 from glm_accelerate.training.saver import Saver
+from glm_accelerate.training.stages import StageBalance
 from glm_accelerate.training.state import Progress
 from glm_accelerate.training.step import ForwardBackward, StepOutcome, train_step
 from glm_accelerate.training.stop import StopRequest
 from glm_accelerate.training.watch import Watch
+
+MOVED = "the stages move"  # why the loop ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Run:
     evaluation: Evaluation | None
     half: Half | None  # in float16
     balance: Balance | None  # of ranks that take different samples
+    stages: StageBalance | None  # of a pipeline
     rehearse: Callable[[], None]  # before the first step
 
     @property
@@ -78,7 +82,11 @@ def loop(run: Run, stop: StopRequest) -> str:
         stopping, due = ranks.total([asked is not None, run.saver.due(seconds)])
         if last or failing or stopping or due:
             ranks.doing.phase = "saving"
-            run.saver.save(final=bool(last or failing or stopping))
+            ending = bool(last or failing or stopping)
+            moved = not ending and run.stages is not None and run.stages.at_save()
+            run.saver.save(final=ending or moved)
+            if moved:
+                return MOVED
         if failing:
             raise _not_finite(run, step)
         if over is not None:
@@ -98,8 +106,9 @@ def take(run: Run, step: Step, rehearse: Callable[[], None] | None = None) -> St
     seed_all(step_seed(run.config.train.seed, step.number, place.samples[0]))
     with run.watch.over(step):
         outcome = train_step(run.passes, run.mover, step, _rate(run), run.progress.loss_scale, place)
-    if run.balance is not None:
-        run.balance.after(step)
+    for balance in (run.balance, run.stages):
+        if balance is not None:
+            balance.after(step)
     run.progress.record(step, outcome.applied, outcome.loss, run.config.precision.raise_after)
     return outcome
 

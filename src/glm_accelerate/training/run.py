@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import Observer
 from glm_accelerate.parallel.ranks import joined, peer_ended
 from glm_accelerate.runtime.env import few_kernels
+from glm_accelerate.runtime.host import give_back_memory
 from glm_accelerate.training.build import Built, built
 from glm_accelerate.training.loop import loop
 from glm_accelerate.training.saver import AFTER_A_RANK, MOMENT
@@ -48,10 +50,25 @@ def train(
     `on_read` is called as data are prepared, `on_built` with the plan and the proofs before the first step.
     """
     few_kernels()  # as the command does: it counts until oneDNN compiles its first
-    directory = Path(directory)
-    began = time.perf_counter()
-    with joined() as ranks, built(config, directory, start, observers, on_read, ranks) as ready:
-        if on_built is not None and ranks.first:
+    directory, began = Path(directory), time.perf_counter()
+    with joined() as ranks:
+        while True:
+            ready = built(config, directory, start, observers, on_read, ranks)
+            result, stages = _attempt(ready, stop_after, on_built if ranks.first else None)
+            if not stages:
+                return replace(result, seconds=time.perf_counter() - began)
+            start, on_built = replace(start, resume="auto", stages=stages), None
+            give_back_memory()
+
+
+def _attempt(
+    building: AbstractContextManager[Built],
+    stop_after: int | None,
+    on_built: Callable[[Built], None] | None,
+) -> tuple[Result, tuple[int, ...]]:
+    """From a start to an end, and the stages to go on with from its last checkpoint, if they move."""
+    with building as ready:
+        if on_built is not None:
             on_built(ready)
         run = ready.run
         events = run.life.events
@@ -74,8 +91,8 @@ def train(
             elif run.evaluation is not None:
                 run.evaluation.close(MOMENT)
             events.emit("stop", {"reason": reason, "step": run.progress.position})
-        seconds = time.perf_counter() - began
-        return Result(directory, run.progress.position, reason, seconds, dict(run.progress.losses))
+        moved = () if run.stages is None else run.stages.moved
+        return Result(run.life.run, run.progress.position, reason, 0.0, dict(run.progress.losses)), moved
 
 
 def _start_fields(ready: Built) -> dict[str, object]:

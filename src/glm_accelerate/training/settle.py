@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from glm_accelerate.parallel.ranks import Ranks
 from glm_accelerate.plan.ground import Ground
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.probe import measured_ground
-from glm_accelerate.plan.resolve import fitting_plan, order_of
+from glm_accelerate.plan.resolve import fitting_plan, order_of, plan_and_weigh
 from glm_accelerate.plan.run_plan import RunPlan
 from glm_accelerate.runtime.device import current_device
 from glm_accelerate.runtime.env import launched
@@ -53,6 +53,7 @@ class Start:
     resume: str = "auto"  # auto, never, a step, or a checkpoint's directory
     init_from: Path | None = None  # an adapter, a Hugging Face directory or a checkpoint
     accept: frozenset[str] = frozenset()  # which differences to the run as it was are meant
+    stages: tuple[int, ...] = ()  # how many layers each has from here on, if a run has just moved them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Settled:
     prints: dict[str, str]
     mended: list[str]  # warnings about prepared data that were damaged
     begun_on: Path | None  # whose weights the run begins on, if not on model_dir
+    fits: Callable[[Sequence[int]], bool]  # on the first rank: whether it would with stages of so many layers
 
     @property
     def files(self) -> ModelFiles:
@@ -124,18 +126,26 @@ def settle(
     if source is not None and not choice.paths:
         ranks.decide(lambda: _require_alike(source, model_dir, inputs))
 
+    grounds = list[Ground]()
+
     def make_plan() -> dict[str, Any]:
         job = launched()
         nodes = 1 if job is None or ranks.count % job.here else ranks.count // job.here
         ground = Ground(family, sizes, inputs, detect(), ranks.count, nodes=nodes)
         ground = measured_ground(config, ground, on_read)
+        grounds.append(ground)
         try:
             kept = _as_before(config, directory, choice, ranks.count)
+            kept = _with_stages(kept, start.stages) if start.stages else kept
             return asdict(_with_true_reasons(fitting_plan(kept, ground), config, kept))
         except UserError:
             return asdict(fitting_plan(config, ground))
 
     plan = RunPlan.from_json(ranks.decide(make_plan))
+
+    def fits(stages: Sequence[int]) -> bool:
+        asked = override(_with_stages(config, stages), [f"train.micro_tokens={plan.micro_tokens}"])
+        return plan_and_weigh(asked, grounds[0])[1].memory.fits
 
     def record() -> dict[str, str]:
         base = source if choice.paths or _keeps_its_base(config) else None
@@ -146,7 +156,7 @@ def settle(
 
     prints = ranks.decide(record)
     known = (config, directory, start, ranks, choice, attempt, run_id, model_dir, inputs)
-    return Settled(*known, plan, prints, mended, source)
+    return Settled(*known, plan, prints, mended, source, fits)
 
 
 def _first_of_another_machine(ranks: Ranks) -> bool:
@@ -187,21 +197,24 @@ def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: i
     path = directory / "plan.json"
     if not choice.paths or choice.foreign or not path.is_file():
         return config
-    overrides = list[str]()
+    overrides, asked = list[str](), config.parallel
     try:
         then = json.loads(path.read_text(encoding="utf-8"))
         ranks_then, where = then["ranks"], then.get("evaluate_where")
         tensor, stages = then.get("tensor", 1) * then.get("query", 1), then.get("stages", ())
-        sizes = {"tensor": tensor, "pipeline": len(stages) or 1, "context": then.get("context", 1)}
+        sizes = {"tensor": tensor, "pipeline": list(stages) or 1, "context": then.get("context", 1)}
         sizes["shard"] = then["shards"]
         compiled = then["compile"] if then["device"] == current_device().kind else None
     except (ValueError, KeyError, TypeError, AttributeError):  # damaged: the plan is made anew
-        ranks_then, sizes, where, compiled = None, dict[str, int](), None, None
+        ranks_then, sizes, stages, where, compiled = None, dict[str, Any](), (), None, None
     passes = Reader(choice.paths[0]).manifest.fingerprints.get("passes", "")
     if config.train.micro_tokens == "auto" and passes:
         overrides.append(f"train.micro_tokens={passes.split()[0]}")
     if ranks_then == ranks:
-        as_open = [*config.parallel.open, *(["shard"] if config.parallel.shard == "auto" else [])]
+        as_open = [*asked.open, *(["shard"] if asked.shard == "auto" else [])]
+        moves = not asked.stages or asked.balance == "measured"
+        if asked.size("pipeline") == len(stages) and moves:  # what a stage draws, for one, depends on its cut
+            as_open.append("pipeline")
         overrides += [f"parallel.{axis}={sizes[axis]}" for axis in as_open]
     if config.evaluate.where == "auto" and where in ("beside", "inline"):
         overrides.append(f"evaluate.where={where}")  # they ask for other numbers of samples
@@ -212,6 +225,11 @@ def _as_before(config: RunConfig, directory: Path, choice: StartChoice, ranks: i
         ):  # for a longer run it may pay after all
             overrides.append(f"precision.compile={'on' if compiled else 'off'}")
     return override(config, overrides)
+
+
+def _with_stages(config: RunConfig, stages: Sequence[int]) -> RunConfig:
+    """Of so many layers each."""
+    return override(config, [f"parallel.pipeline={list(stages)}"])
 
 
 def _with_true_reasons(plan: RunPlan, config: RunConfig, kept: RunConfig) -> RunPlan:

@@ -111,6 +111,8 @@ class StagedModel:
         total = torch.zeros((), device=model.device)
         waiting: dict[int, tuple[Tensor | None, Tensor]] = {}
         _draw_apart(stage.index)
+        if stage.watch is not None:
+            stage.watch.go()
         for way, number in one_forward_one_backward(stage.index, stage.count, len(batches)):
             if way == "backward":
                 model.before(number == len(batches) - 1)
@@ -122,6 +124,8 @@ class StagedModel:
             else:
                 out = model.hidden_of(batches[number])
                 waiting[number] = stage.entered, out
+        if stage.watch is not None:
+            stage.watch.stop()
         stage.finish(model.model.embed)
         return total / scale
 
