@@ -93,12 +93,11 @@ def _with_layout(plan: RunPlan, why: Reason, config: RunConfig) -> RunPlan:
 
 def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
     """With 1 for every size of an axis that is open."""
-    inputs, hardware, reasons = ground.inputs, ground.hardware, Reasons()
+    inputs, hardware, parallel, reasons = ground.inputs, ground.hardware, config.parallel, Reasons()
     say = reasons.say
     say("model", f"{ground.family.name}, {shapes_of(ground.sizes).parameters / 1e9:.3g} B", "config.json")
     say("template", inputs.template.name, _source(config.data.template, "the model's tokenizer files"))
-    ground = ground.shared(config.parallel.size("tensor"))
-    ground = ground.staged(config.parallel.size("pipeline"), config.parallel.stages)
+    ground = ground.shared(parallel.size("tensor")).staged(parallel.size("pipeline"), parallel.stages)
     load, step_samples = _load(config, ground, reasons)
     settled = _settled(config, ground, load, reasons)
     micro_tokens, why = _micro_tokens(config, ground)
@@ -109,8 +108,7 @@ def _planned(config: RunConfig, ground: Ground) -> tuple[RunPlan, Weighed]:
     why = "more would not fit" if chosen.micro_tokens != micro_tokens else why
     say("tokens in one pass", chosen.micro_tokens, why)
     _say_memory(config, job, memory, reasons)
-    warmup_steps = _warmup(config, load, reasons)
-    codec = _saving(config, reasons)
+    warmup_steps, codec = _warmup(config, load, reasons), _saving(config, reasons)
     cores = f"{hardware.cores} cores" + (" assumed" if hardware.assumed else "")
     say("device", hardware.name, f"{hardware.device}, {cores}")
     if error := conflict(job, config.optim.clip):

@@ -81,8 +81,8 @@ def weigh(
     speed: Speed | None,
     pipeline: int = 1,
 ) -> Weighed:
-    """In so many stages. Frozen weights that are divided only because there are many are whole where that needs less: what is
-    gathered of them comes on top.
+    """In so many stages. Frozen weights that are divided only because there are many are whole where that
+    needs less: what is gathered of them comes on top.
     """
     if pipeline > 1:
         return _weigh_stages(config, setting, load, hardware, speed, pipeline)
