@@ -27,6 +27,7 @@ from glm_accelerate.evaluate.statistics.decide import ScoredStep
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.optim.precision import Scale
 from glm_accelerate.plan import resolve
+from glm_accelerate.plan.budget import Pace
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.training import saver
 from glm_accelerate.training.build import Built
@@ -164,6 +165,7 @@ def test_all_counts_come_back() -> None:
         judging=EvaluationHistory(
             [3, 9], {3: ScoredStep(3, 0.5, "done", 1, "tied")}, "0123abcd", decided=3, lowered=1
         ),
+        pace=Pace(every=3, samples=20, spent=1.5, trained=30.0),
     )
     assert Progress.from_json(json.loads(json.dumps(told.to_json()))) == told
     fresh = Progress()
