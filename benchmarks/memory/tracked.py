@@ -29,6 +29,7 @@ from glm_accelerate.kernels.native.build import load as native_library
 from glm_accelerate.memory.job import Job
 from glm_accelerate.models.bind import bind_operators
 from glm_accelerate.models.decoder import Decoder, Origin
+from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.optim.build import build_optimizer
 from glm_accelerate.optim.mover import FusedMover, mover_of
 from glm_accelerate.optim.one_pass import keep_copies
@@ -47,36 +48,41 @@ class Task:
     """A job to run for real. It travels to every rank."""
 
     job: Job
+    sizes: Sizes  # of the whole model, of which the job may have a part
     folder: str
 
 
-def measure(job: Job, folder: Path) -> int:
-    """The most bytes of tensors in a step, of the rank that has the most."""
-    if job.ranks == 1:
-        return _most(job, SINGLE)
-    code = launch(_rank, Task(job, str(folder)), job.ranks, lambda: 0, ExitCode.USERS_INPUT)
-    assert code == 0, f"{job.ranks} ranks ended with exit code {code}"
-    return max(json.loads((folder / f"{rank}.json").read_text()) for rank in range(job.ranks))
+def measure(job: Job, folder: Path, whole: Sizes | None = None) -> int:
+    """The most bytes of tensors in a step, of the rank that has the most. `whole`: the model's sizes, where
+    ranks share every product.
+    """
+    task = Task(job, whole or job.sizes, str(folder))
+    if job.processes == 1:
+        return _most(task, SINGLE)
+    code = launch(_rank, task, job.processes, lambda: 0, ExitCode.USERS_INPUT)
+    assert code == 0, f"{job.processes} ranks ended with exit code {code}"
+    return max(json.loads((folder / f"{rank}.json").read_text()) for rank in range(job.processes))
 
 
 def _rank(task: Task) -> int:
     with joined() as ranks:
         job = task.job
-        place = Place(ranks, Axes(data=job.ranks // job.shards, shard=job.shards, context=job.context))
-        (Path(task.folder) / f"{ranks.rank}.json").write_text(json.dumps(_most(job, place)))
+        copies = job.ranks // job.shards
+        axes = Axes(data=copies, shard=job.shards, context=job.context, tensor=job.tensor)
+        (Path(task.folder) / f"{ranks.rank}.json").write_text(json.dumps(_most(task, Place(ranks, axes))))
     return 0
 
 
-def _most(job: Job, place: Place) -> int:
-    device = torch.device(job.device)
+def _most(task: Task, place: Place) -> int:
+    job, device = task.job, torch.device(task.job.device)
     if job.device == "cuda":
-        model, optimizer = _build(job, device, place)
+        model, optimizer = _build(task, device, place)
         _step(job, model, optimizer, device, place)
         torch.cuda.reset_peak_memory_stats(device)
         _step(job, model, optimizer, device, place)
         return torch.cuda.max_memory_allocated(device)
     with borrowed() as loans, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        model, optimizer = _build(job, device, place)
+        model, optimizer = _build(task, device, place)
         _step(job, model, optimizer, device, place)
         begin = time.time_ns()
         _step(job, model, optimizer, device, place)
@@ -143,12 +149,13 @@ def borrowed() -> Generator[list[Change]]:
         torch.from_numpy = real
 
 
-def _build(job: Job, device: torch.device, place: Place) -> tuple[Decoder, Optimizer]:
+def _build(task: Task, device: torch.device, place: Place) -> tuple[Decoder, Optimizer]:
     """As `train.build` does it, with random weights."""
+    job = task.job
     torch.manual_seed(0)
     base = "float32" if job.method == "full" else job.rest if job.base in ("nf4", "int8", "fp8") else job.base
     with torch.device("meta"):
-        model = Decoder(job.sizes, Origin("chatglm" if job.sizes.fused_qkv else "glm4", {}, ""))
+        model = Decoder(task.sizes, Origin("chatglm" if job.sizes.fused_qkv else "glm4", {}, ""))
     away = "optimizer" in job.offload  # whose weights come to the device from the host
     model = model.to(getattr(torch, base)).to_empty(device="cpu" if away else device)
     with torch.no_grad():

@@ -171,7 +171,11 @@ def _of_part(
     sums_S = losses.flatten() + picked_S
     all_S, target_S = part.join(torch.stack((sums_S, picked_S * here_S)))
     if wants_grad:
-        grad_SV.mul_((sums_S - all_S).exp()[:, None])
+        share_S1 = (sums_S - all_S).exp()[:, None]
+        # A few rows at a time on a CPU, where torch makes wide copies of what a wide number multiplies.
+        few = ROWS if grad_SV.device.type == "cpu" else len(grad_SV)
+        for grad, share in zip(grad_SV.split(few), share_S1.split(few), strict=True):
+            grad.mul_(share)
         picked_grad_S = boost * ((picked_S - all_S).exp() - here_S.to(all_S))
         grad_SV.scatter_(1, own_S[:, None], picked_grad_S[:, None].to(grad_SV.dtype))
     return all_S - target_S, grad_SV

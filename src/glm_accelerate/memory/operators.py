@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from glm_accelerate.kernels.choose import SHORT, Form
+from glm_accelerate.kernels.linear import LANES
 from glm_accelerate.kernels.quantized import nf4_path
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.rehearsal import Held, Tape, Value, WeightGradient
@@ -196,7 +197,7 @@ class Operators:
 
     def _lora(self, x: Value, layer: Layer) -> Value:
         """A layer that adds its adapter into its own output."""
-        through, native = self._dropped(layer), self.form == "native"
+        through, native = self._dropped(layer), self._our_lora(layer)
         back = x.bytes if x.edge is not None else through  # x's gradient through the adapter
         ends = (layer.inputs, layer.outputs)
         return self.op(
@@ -254,8 +255,12 @@ class Operators:
 
     def _adapter_kept(self, layer: Layer) -> Held:
         """What is between its two products, and the mask of a dropout unless a seed stands for it."""
-        seeded = self.form == "triton" or (self.form == "native" and self.job.base not in PACKED)
+        seeded = self.form == "triton" or (self._our_lora(layer) and self.job.base not in PACKED)
         return self.kept((0 if seeded else self._dropped(layer)) + self.size(self.job.rank))
+
+    def _our_lora(self, layer: Layer) -> bool:
+        """Whether our C++ computes it, as kernels/linear.py chooses."""
+        return self.form == "native" and layer.inputs % LANES == 0
 
     def _adapter_gradients(self, layer: Layer) -> list[WeightGradient]:
         sizes = (self.job.rank * end * WIDE for end in (layer.inputs, layer.outputs))

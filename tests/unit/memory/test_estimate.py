@@ -26,6 +26,7 @@ COMPRESSED = replace(
     ranks={f"layers.{n}.{name}": 64 for n in (0, 1) for name in ("mlp.down_proj", "self_attn.o_proj")}
     | {"layers.0.self_attn.q_proj": 32},
 )
+ODD = replace(TINY, mlp_width=3448, vocabulary=512)
 JOBS = {
     "lora": EAGER,
     "lora of short documents": replace(EAGER, longest=128),
@@ -41,6 +42,10 @@ JOBS = {
 }
 NATIVE = {
     name: replace(JOBS[name], form="native") for name in ("lora", "lora of short documents", "full", "freeze")
+} | {
+    "lora of a width that our C++ leaves to torch": replace(
+        EAGER, sizes=ODD, form="native", dropout=0.5, pass_tokens=1024
+    )
 }
 
 
@@ -110,6 +115,15 @@ def test_with_a_copy_a_rank_no_adapter_needs_more_than_alone(sizes: Sizes) -> No
 )
 def test_predicted_is_measured_where_ranks_share_a_document(job: Job, tmp_path: Path) -> None:
     assert estimate(job).allocated == pytest.approx(measure(job, tmp_path), rel=0.05)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_predicted_is_measured_where_ranks_share_products(method: str, tmp_path: Path) -> None:
+    """With words enough that wide copies of their logits would be the most."""
+    whole = replace(TINY, vocabulary=32_000)
+    job = replace(EAGER, sizes=whole.part(2), method=method, tensor=2)
+    assert estimate(job).allocated == pytest.approx(measure(job, tmp_path, whole), rel=0.05)
 
 
 @pytest.mark.process
