@@ -16,7 +16,7 @@ test: $(VENV)/.dev lint
 	$(BIN)/python tests/kinds.py build/tests.xml
 
 prove: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove -o faulthandler_timeout=1500
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m prove --timeout 1400 -o faulthandler_timeout=1500
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks

@@ -23,6 +23,7 @@ VERBS = {
     "doctor": "what this machine has, what is missing, and the command that mends it",
     "data": "lengths, padding waste, what is dropped and why, one sample with its targets",
     "plan": "every value that follows from a config on this machine, and why",
+    "config": "the keys of a config, what each means and takes, and the presets",
     "bench": "measure training on this machine: steps, operators, data, checkpoints",
     "train": "train; run the same command again to go on where it stopped",
     "evaluate": "held-out loss and answers of a run, a checkpoint, a snapshot or any model",
