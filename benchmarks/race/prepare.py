@@ -58,7 +58,7 @@ class Run:
 
 
 def ours(file: Path, model: Path, cache: Path, workers: int) -> tuple[int, int, int]:
-    from glm_accelerate.config.schema import Source
+    from glm_accelerate.config.sources import Source
     from glm_accelerate.data.prepare import prepare
     from glm_accelerate.data.workers import EncodeSettings
 

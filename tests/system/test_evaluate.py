@@ -214,3 +214,28 @@ def test_an_interrupted_follower_leaves_the_rest_to_others(
     post(run, Request(14, exam_id, 2, "checkpoints/checkpoint-14"))
     assert main(["evaluate", str(run), "--follow", "--once"]) == 0
     assert [one.status for one in results(run) if one.attempt == 2] == ["done"]
+
+
+def test_a_share_of_the_training_data_is_held_out_everywhere(
+    tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told by `data`, `plan` and `train`; trained, evaluated, gone on with; other shares are other data."""
+    said = {**tiny_run, "data": {**tiny_run["data"], "dev": "25%"}}
+    told = ["held out", "25% of data.train, by content"]
+    run = trained(said, tmp_path, where="inline", samples="all", metrics=["loss"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(word in out for word in told)
+    found = figures(capsys, run)
+    assert found["loss"] == pytest.approx({one.step: one.loss for one in results(run)}[14], rel=1e-5)
+    held = found["total"]
+    assert 0 < held < 22
+    for verb in ("data", "plan"):
+        assert main([verb, str(tmp_path / "my.yaml")]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert all(word in out for word in told), out
+        assert f"{held} samples" in out
+    more = ["train", str(tmp_path / "my.yaml"), "--run", str(run), "train.steps=16", "--accept", "schedule"]
+    assert main([*more, "data.dev=5", "--accept", "config"]) == 2
+    assert "data" in capsys.readouterr().err
+    assert main(more) == 0
+    assert figures(capsys, run)["total"] == held

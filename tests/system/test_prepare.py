@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from glm_accelerate.config.schema import Source
+from glm_accelerate.config.sources import Source
 from glm_accelerate.data.prepare import prepare
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.workers import EncodeSettings
@@ -29,7 +29,7 @@ PATIENCE = 20.0
 BUILDER = """
 import resource, sys, time
 from pathlib import Path
-from glm_accelerate.config.schema import Source
+from glm_accelerate.config.sources import Source
 from glm_accelerate.data.prepare import prepare
 from glm_accelerate.data.workers import EncodeSettings
 from glm_accelerate.runtime.errors import UserError

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     console = new_console()
     for line in inputs.damages:
         say(console, line)
+    if inputs.dev and inputs.held_out:
+        say(console, ("held out", "bold"), f"  {len(inputs.dev):,} samples: {inputs.held_out}")
     stores = {"train": inputs.train} | ({"dev": inputs.dev} if inputs.dev else {})
     for name, store in stores.items():
         show_counts(console, name, store)
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     show_batching(console, inputs.train, plan, config.data.batching)
     for name, store in stores.items():
         show_left_out(console, name, store)
-    if inputs.dev:
+    if inputs.dev and not inputs.held_out:
         show_shared(console, inputs.train, inputs.dev)
     show_sample(console, number, inputs.train[number], inputs.tokenizer)
     return 0

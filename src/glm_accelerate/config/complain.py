@@ -23,6 +23,7 @@ OTHER_NAMES = {
     "adapt.targets": "target_modules",
     "checkpoint.every": "save_steps",
     "checkpoint.keep_last": "save_total_limit",
+    "data.dev": "val_size split dev_share val_set_size split_dataset_ratio eval_dataset",
     "data.max_tokens": "cutoff_len max_length",
     "evaluate.every": "eval_steps",
     "memory.recompute": "gradient_checkpointing",

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from glm_accelerate.config.complain import nearest, validate
-from glm_accelerate.config.schema import RunConfig, Source
+from glm_accelerate.config.schema import RunConfig
+from glm_accelerate.config.sources import Source
 from glm_accelerate.config.strict_yaml import (
     MOST_CHARACTERS,
     Document,
@@ -53,7 +54,8 @@ def json_schema() -> dict[str, Any]:
     source = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Source"}]}
     files = [*source["anyOf"], {"type": "array", "items": source, "minItems": 1}]
     properties = schema["$defs"]["DataSection"]["properties"]
-    for key, choices in (("train", files), ("dev", [*files, {"type": "null"}])):
+    held_out = [*files, {"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]  # a string may be "2%"
+    for key, choices in (("train", files), ("dev", held_out)):
         # pydantic shows the list that a lone file name becomes; people may write the name.
         properties[key] = {"anyOf": choices, "description": properties[key]["description"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -97,7 +99,7 @@ def absolute(config: RunConfig) -> RunConfig:
             "data": data.model_copy(
                 update={
                     "train": _absolute_sources(data.train),
-                    "dev": None if data.dev is None else _absolute_sources(data.dev),
+                    "dev": _absolute_sources(data.dev) if isinstance(data.dev, list) else data.dev,
                     "cache": data.cache if data.cache == "auto" else absolute_path(data.cache),
                 }
             ),

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from glm_accelerate.config.sources import HeldOut, Sources
 from glm_accelerate.runtime.words import read_amount
 
 Auto = Literal["auto"]
@@ -78,30 +79,13 @@ class AdaptSection(Section):
         return {key: value for key, value in values.items() if key not in COMPRESSED}
 
 
-class Source(Section):
-    """One data file and how often its samples are drawn in an epoch."""
-
-    path: str
-    """A JSONL file."""
-    weight: float = Field(default=1.0, gt=0, le=1000)
-    """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch; at most 1000."""
-
-
-def _as_sources(value: object) -> object:
-    items = value if isinstance(value, list) else [value]
-    return [{"path": item} if isinstance(item, str) else item for item in items]
-
-
-Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
-
-
 class DataSection(Section):
     """What it is trained on."""
 
     train: Sources = Field(min_length=1)
     """A JSONL file, or a list of files, each with an optional weight."""
-    dev: Sources | None = None
-    """Held-out data; without it nothing is evaluated."""
+    dev: HeldOut | None = None
+    """Held-out data: files, or a share (2%) or number of samples of `train`; without, no evaluation."""
     format: Literal["auto", "messages", "conversations", "alpaca", "sharegpt", "text"] = "auto"
     """The form of a line; auto: seen from its keys."""
     template: Auto | Literal["chatglm2", "chatglm3", "glm4", "glm4-0414"] = "auto"

@@ -1,11 +1,14 @@
 """All the data of a run, ready to be drawn: template, tokenizer, training and held-out samples."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from glm_accelerate.config.schema import DataSection, Source
+from glm_accelerate.config.schema import DataSection
+from glm_accelerate.config.sources import Source
+from glm_accelerate.data.held_out import hold_out, spoken
+from glm_accelerate.data.measure import shared
 from glm_accelerate.data.prepare import prepare
 from glm_accelerate.data.store import Store
 from glm_accelerate.data.templates import Template, detect_template, get_template
@@ -27,6 +30,7 @@ class Inputs:
     tokenizer: Tokenizer
     train: Store
     dev: Store | None
+    held_out: str = ""  # how `dev` was taken from the training data
 
     @property
     def stops(self) -> frozenset[int]:
@@ -37,6 +41,15 @@ class Inputs:
     def damages(self) -> list[str]:
         """Damage that was found and repaired by preparing again, for a warning."""
         return [*self.train.damages, *(self.dev.damages if self.dev else ())]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a run says at its start: damage, and held-out samples that are trained on."""
+        both = [] if self.dev is None or self.held_out else shared(self.train, self.dev)
+        if not both:
+            return self.damages
+        share = f"{len(both):,} of {len(self.dev or ()):,} samples of data.dev"
+        return [*self.damages, f"{share} are in data.train, too: their loss flatters (`data` lists them)"]
 
 
 def open_inputs(
@@ -64,9 +77,21 @@ def open_inputs(
             sources, settings, model_dir, cache=cache, workers=workers, progress=watch, check=check
         )
 
-    return Inputs(
-        template=get_template(name),
-        tokenizer=load_tokenizer(model_dir, name),
-        train=open_store("train", section.train),
-        dev=open_store("dev", section.dev) if section.dev else None,
-    )
+    train, dev, how = open_store("train", section.train), None, ""
+    if isinstance(section.dev, list):
+        dev = open_store("dev", section.dev)
+    elif section.dev is not None:
+        train, dev, copies = hold_out(train, section.dev)
+        of = " samples" if isinstance(section.dev, int) else ""
+        how = f"{spoken(section.dev)}{of} of data.train, by content"
+        how += f"; {copies:,} copies of them are left out" if copies else ""
+    return Inputs(get_template(name), load_tokenizer(model_dir, name), train, dev, how)
+
+
+def open_held_out(section: DataSection, model_dir: Path) -> Inputs:
+    """With the held-out samples alone to speak of: the training data need not be here if they are files."""
+    if isinstance(section.dev, list):
+        section = section.model_copy(update={"train": section.dev, "dev": None})
+        opened = open_inputs(section, model_dir)
+        return replace(opened, dev=opened.train)
+    return open_inputs(section, model_dir)

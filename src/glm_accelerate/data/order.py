@@ -66,7 +66,7 @@ class Order:
         start, stop, weight = self.spans[index]
         every = np.arange(start, stop, dtype=np.int64)
         share = round((weight - int(weight)) * len(every))
-        share = share or int(weight < 1)  # an epoch without a single sample would never end
+        share = share or int(0 < len(every) * weight < 1)  # an epoch without a single sample would never end
         if not share:
             return np.tile(every, int(weight))
         shuffled = np.random.Generator(np.random.PCG64([self.seed, 1 << 32, index])).permutation(every)

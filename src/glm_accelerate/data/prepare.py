@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from glm_accelerate.config.schema import Source
+from glm_accelerate.config.sources import Source
 from glm_accelerate.data.read import find_format
 from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
 from glm_accelerate.data.store import BrokenStore, SourcePart, Store, Writer, open_part

@@ -1,7 +1,7 @@
 """Prepared samples on disk: written once under the name of their content, read as memory-mapped arrays.
 
 tokens.bin   int32, all samples side by side; a learnt token t is kept as ~t, so targets cost nothing
-offsets.bin  int64, where each sample starts, and the end    report.json  what went in, what was left out
+offsets.bin  int64, where each sample starts, and the end    contents.bin uint64, what equal lines share
 targets.bin  int32, learnt tokens of each sample             places.bin   int32, the line each came from
 """
 
@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,13 +25,20 @@ from numpy.typing import NDArray
 from glm_accelerate.data.types import FilePlace, Sample
 from glm_accelerate.runtime.files import open_private, sync
 
-FORMAT_VERSION = 3  # of the files: raise it when they change; those of another version are prepared again
+FORMAT_VERSION = 4  # of the files: raise it when they change; those of another version are prepared again
 REMARKS_KEPT = 5  # of each kind
 
 Int32s = NDArray[np.int32]
+Uint64s = NDArray[np.uint64]
 
 _TOTALS = ("samples", "tokens", "targets", "truncated", "bad")
-_KINDS = {"tokens": np.int32, "offsets": np.int64, "targets": np.int32, "places": np.int32}
+_KINDS = {
+    "tokens": np.int32,
+    "offsets": np.int64,
+    "targets": np.int32,
+    "places": np.int32,
+    "contents": np.uint64,
+}
 
 
 class BrokenStore(ValueError):
@@ -76,6 +83,7 @@ class EncodedBlock:
     lengths: Int32s
     targets: Int32s
     lines: Int32s
+    contents: Uint64s
     truncated: int
     dropped: Mapping[str, int]
     bad: int
@@ -84,17 +92,28 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class SourcePart:
-    """The prepared samples of one source file."""
+    """The prepared samples of one source file, or some of them."""
 
     key: str
     path: Path  # of the source now; the directory knows only its content
     weight: float
     report: StoreReport
-    tokens: Int32s
-    offsets: NDArray[np.int64]
+    tokens: Int32s  # of the whole file
+    starts: NDArray[np.int64]  # of each sample in `tokens`
+    stops: NDArray[np.int64]
     targets: Int32s
     places: Int32s
+    contents: Uint64s
     damage: str = ""  # of the earlier files, because of which these were prepared again
+
+    def picked(self, chosen: NDArray[np.bool_], key: str) -> "SourcePart":
+        """The chosen samples, under another key. What was left out of the file stays in the report."""
+        arrays = {
+            name: getattr(self, name)[chosen] for name in ("starts", "stops", "targets", "places", "contents")
+        }
+        tokens, targets = int((arrays["stops"] - arrays["starts"]).sum()), int(arrays["targets"].sum())
+        report = replace(self.report, samples=int(chosen.sum()), tokens=tokens, targets=targets)
+        return replace(self, key=key, report=report, **arrays)
 
 
 @dataclass(frozen=True)
@@ -108,17 +127,13 @@ class Store:
 
     def __getitem__(self, number: int) -> Sample:
         part, local = self._locate(number)
-        raw = part.tokens[part.offsets[local] : part.offsets[local + 1]]
+        raw = part.tokens[part.starts[local] : part.stops[local]]
         return Sample(_plain(raw), raw < 0, FilePlace(str(part.path), int(part.places[local])))
-
-    def tokens_of(self, number: int) -> Int32s:
-        part, local = self._locate(number)
-        return _plain(part.tokens[part.offsets[local] : part.offsets[local + 1]])
 
     @cached_property
     def lengths(self) -> Int32s:
         """Tokens in each sample."""
-        return np.concatenate([np.diff(part.offsets).astype(np.int32) for part in self.parts])
+        return np.concatenate([(part.stops - part.starts).astype(np.int32) for part in self.parts])
 
     @cached_property
     def targets(self) -> Int32s:
@@ -183,13 +198,15 @@ def open_part(directory: Path, path: Path, weight: float, *, check: bool = True)
         "offsets": report.samples + 1,
         "targets": report.samples,
         "places": report.samples,
+        "contents": report.samples,
     }
     arrays = {name: _map(directory / f"{name}.bin", counts[name], kind) for name, kind in _KINDS.items()}
     for name in _KINDS if check else ():
         if _digest(directory / f"{name}.bin") != digests.get(name):
             raise BrokenStore(f"{directory}: {name}.bin is not what was written")
-    tokens, offsets, targets, places = (arrays[name] for name in _KINDS)
-    return SourcePart(directory.name, path, weight, report, tokens, offsets, targets, places)
+    tokens, offsets, targets, places, contents = (arrays[name] for name in _KINDS)
+    starts, stops = offsets[:-1], offsets[1:]
+    return SourcePart(directory.name, path, weight, report, tokens, starts, stops, targets, places, contents)
 
 
 def _read_report(directory: Path, path: Path) -> tuple[StoreReport, dict[str, str]]:
@@ -250,7 +267,7 @@ class Writer:
 
     @property
     def bytes_written(self) -> int:
-        return 4 * self._totals["tokens"] + 16 * self._totals["samples"]
+        return 4 * self._totals["tokens"] + 24 * self._totals["samples"]
 
     def append(self, block: EncodedBlock) -> None:
         ends = self._totals["tokens"] + np.cumsum(block.lengths, dtype=np.int64)
@@ -258,6 +275,7 @@ class Writer:
         self._write("offsets", ends.data)
         self._write("targets", block.targets.data)
         self._write("places", block.lines.data)
+        self._write("contents", block.contents.data)
         learnt = int(block.targets.sum())
         totals = (len(block.lengths), len(block.tokens), learnt, block.truncated, block.bad)
         self._totals.update(dict(zip(_TOTALS, totals, strict=True)))

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -30,6 +30,7 @@ from glm_accelerate.data.encode import (
     encode_rendered,
     render,
 )
+from glm_accelerate.data.held_out import content_number
 from glm_accelerate.data.read import FormatName, find_format, parse_line, read_lines, skipping
 from glm_accelerate.data.scan import Range
 from glm_accelerate.data.store import REMARKS_KEPT, EncodedBlock, Remark
@@ -105,12 +106,14 @@ class Encoder:
         rendered: list[Rendered] = []
         bad: list[tuple[FilePlace, UserError]] = []
         encoded: list[Encoded] = []
+        contents: dict[int, int] = {}  # of each line
         fatal: UserError | None = None
         try:
             for place, raw in read_lines(self._path, part.start, part.stop, line=part.line):
                 try:
                     conversation = parse_line(raw, place, self._format)
                     rendered.append(render(conversation, self._template, settings.train_on, settings.labels))
+                    contents[place.line] = content_number(conversation)
                 except UserError as error:
                     bad.append((place, error))
                     if len(bad) > settings.skip_bad:  # this range alone holds too many: the file ends here
@@ -121,10 +124,12 @@ class Encoder:
                 )
         except UserError as error:
             fatal = error
-        return RangeOutcome(_block(encoded, bad), tuple(error for _, error in bad), fatal)
+        return RangeOutcome(_block(encoded, contents, bad), tuple(error for _, error in bad), fatal)
 
 
-def _block(encoded: Sequence[Encoded], bad: Sequence[tuple[FilePlace, UserError]]) -> EncodedBlock:
+def _block(
+    encoded: Sequence[Encoded], contents: Mapping[int, int], bad: Sequence[tuple[FilePlace, UserError]]
+) -> EncodedBlock:
     kept = [one for one in encoded if isinstance(one, Kept)]
     left = [one for one in encoded if isinstance(one, Left)]
     shortened = [one.place for one in kept if one.truncated]
@@ -140,6 +145,7 @@ def _block(encoded: Sequence[Encoded], bad: Sequence[tuple[FilePlace, UserError]
         lengths=np.array([len(one) for one in kept], np.int32),
         targets=np.array([int(one.targets.sum()) for one in kept], np.int32),
         lines=np.array([one.place.line for one in kept], np.int32),
+        contents=np.array([contents[one.place.line] for one in kept], np.uint64),
         truncated=len(shortened),
         dropped=Counter(one.reason for one in left),
         bad=len(bad),

@@ -370,9 +370,11 @@ def _evaluation(
     """How often, on how many samples at the most, on how many of them at first, and where."""
     inputs, dev = ground.inputs, ground.inputs.dev
     if dev is None:
-        reasons.say("evaluation", "never", "no data.dev")
+        reasons.say("evaluation", "never", "no data.dev (2% holds out a share of data.train)")
         return 0, 0, 0, EvaluatorPlace("never", "", 0, "")
     asked, wanted, total = config.evaluate.every, config.evaluate.samples, len(dev)
+    if inputs.held_out:
+        reasons.say("held out", f"{total:,} samples", inputs.held_out)
     every = asked if asked != "auto" else max(1, min(MOST_BETWEEN, load.steps // 10))
     often = _source(asked, f"a tenth of the run, at most {MOST_BETWEEN}")
     work = between(config, ground.sizes, inputs, load, settled, every)

@@ -71,7 +71,7 @@ class Settled:
     inputs: Inputs
     plan: RunPlan
     prints: dict[str, str]
-    mended: list[str]  # warnings about prepared data that were damaged
+    mended: list[str]  # warnings about the data
     begun_on: Path | None  # whose weights the run begins on, if not on model_dir
     fits: Callable[[Sequence[int]], bool]  # on the first rank: whether it would with stages of so many layers
 
@@ -120,7 +120,7 @@ def settle(
     if source is None:  # a model without weights is refused before anything takes long
         ranks.decide(lambda: weight_files(model_dir) and None)
     ranks.doing.phase = "preparing data"
-    mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).damages)
+    mended: list[str] = ranks.decide(lambda: open_inputs(config.data, model_dir, on_read).warnings)
     inputs = open_inputs(config.data, model_dir, check=_first_of_another_machine(ranks))
     require_alike(ranks, {"data": inputs.train.fingerprint, "model": model_digest(model_dir)})
     if source is not None and not choice.paths:

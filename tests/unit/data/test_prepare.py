@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glm_accelerate.config.schema import DataSection, Source
+from glm_accelerate.config.schema import DataSection
+from glm_accelerate.config.sources import Source
 from glm_accelerate.data.encode import Kept, encode
 from glm_accelerate.data.inputs import open_inputs
 from glm_accelerate.data.prepare import EncodeSettings, content_key, prepare
@@ -25,6 +26,7 @@ from glm_accelerate.runtime.errors import UserError
 
 SETTINGS = EncodeSettings(template="glm4-0414", max_tokens=64)
 RANGE_BYTES = 1000
+FILES = [*(f"{name}.bin" for name in ("tokens", "offsets", "targets", "places", "contents")), "report.json"]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +140,9 @@ def test_another_file_leaves_the_first_alone(data: Path, model: Path, tmp_path: 
     assert len(directories(cache)) == 2
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "targets.bin", "places.bin", "report.json"])
+@pytest.mark.parametrize(
+    "name", ["tokens.bin", "offsets.bin", "targets.bin", "places.bin", "contents.bin", "report.json"]
+)
 @pytest.mark.parametrize("damage", ["cut off", "altered"])
 def test_a_broken_cache_is_built_again_and_named(
     data: Path, model: Path, tmp_path: Path, name: str, damage: str
@@ -173,7 +177,7 @@ def test_nobody_else_reads_it_whatever_the_umask(
     (directory,) = directories(cache)
     folders = [cache, directory, cache / "locks"]
     files = [*directory.iterdir(), *(cache / "locks").iterdir()]
-    assert len(files) == 6
+    assert len(files) == 7
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o770 if shared else 0o700}
     assert {path.stat().st_mode & 0o777 for path in files} == {0o660 if shared else 0o600}
 

@@ -5,7 +5,6 @@ The base is read as the trainer reads it (quantised, merged); a snapshot's tenso
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from glm_accelerate.checkpoint.origin import begun_on
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.config.load import load_config
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.data.inputs import open_inputs
+from glm_accelerate.data.inputs import open_held_out
 from glm_accelerate.evaluate.measuring.exam import exam_of
 from glm_accelerate.evaluate.measuring.examine import GlmExaminer
 from glm_accelerate.models.locate import locate
@@ -39,13 +38,11 @@ def glm_examiner(
     config, plan = config_and_plan(run)
     directory = locate(str(base or config.model.path))
     if not config.data.dev:
-        raise UserError("the run has no held-out data", where=run / "config.yaml", cure="data.dev")
+        raise UserError("the run has no held-out data", where=run / "config.yaml", cure="--data FILE.jsonl")
     if not plan.evaluate_samples:
         cure = "go on training with data.dev, or name the samples: --data FILE.jsonl"
         raise UserError("the run was planned without held-out data", where=run / "plan.json", cure=cure)
-    # The training data need not be here.
-    held_out = open_inputs(config.data.model_copy(update={"train": config.data.dev, "dev": None}), directory)
-    inputs = replace(held_out, dev=held_out.train)
+    inputs = open_held_out(config.data, directory)
     device = torch.device(device)
     fingerprints = ranks.decide(lambda: _fingerprints(run, config, directory))
     files = ModelFiles(directory, begun_on(run))

@@ -33,7 +33,7 @@ def report(run: Path) -> Path:
     """Write both files; returns the page."""
     evaluations, events = listing(run), read_events(run / "events.jsonl")
     if not evaluations.results and not evaluations.waiting:
-        cure = "say data.dev=FILE when it trains"
+        cure = "say data.dev=2% (or a file) when it trains"
         raise UserError("nothing was evaluated in this run", where=run, cure=cure)
     course, config, page = main_results(evaluations.results), run / "config.yaml", run / FOLDER / "report.md"
     margin = load_config(config).evaluate.margin if config.is_file() else 0.0

@@ -1,0 +1,38 @@
+"""Where samples come from: files, and what a share or a number to hold out of them is."""
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Source(BaseModel):
+    """One data file and how often its samples are drawn in an epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    path: str
+    """A JSONL file."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch; at most 1000."""
+
+
+def _as_sources(value: object) -> object:
+    items = value if isinstance(value, list) else [value]
+    return [{"path": item} if isinstance(item, str) else item for item in items]
+
+
+Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
+
+
+def _as_held_out(value: object) -> object:
+    if isinstance(value, str) and (percent := re.fullmatch(r"([0-9.]+) ?%", value)):
+        value = float(percent[1]) / 100
+    if not isinstance(value, int | float):
+        return value if value is None else _as_sources(value)
+    if isinstance(value, bool) or not (0 < value < 1 or (value >= 1 and value == int(value))):
+        raise ValueError("a share between 0 and 100%, a whole number of samples, or files")
+    return value if value < 1 else int(value)
+
+
+HeldOut = Annotated[list[Source] | int | float, BeforeValidator(_as_held_out)]
