@@ -1,5 +1,6 @@
 """`evaluate` as a person runs it: on whatever a run leaves, by hand, beside, and as a page."""
 
+import gzip
 import json
 import shutil
 import signal
@@ -220,7 +221,10 @@ def test_a_share_of_the_training_data_is_held_out_everywhere(
     tiny_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Told by `data`, `plan` and `train`; trained, evaluated, gone on with; other shares are other data."""
-    said = {**tiny_run, "data": {**tiny_run["data"], "dev": "25%"}}
+    packed = tmp_path / "train.json.gz"
+    rows = [json.loads(line) for line in Path(tiny_run["data"]["train"]).read_text().splitlines()]
+    packed.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    said = {**tiny_run, "data": {**tiny_run["data"], "train": str(packed), "dev": "25%"}}
     told = ["held out", "25% of data.train, by content"]
     run = trained(said, tmp_path, where="inline", samples="all", metrics=["loss"])
     out = " ".join(capsys.readouterr().out.split())

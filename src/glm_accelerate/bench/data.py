@@ -21,7 +21,7 @@ from glm_accelerate.observe.chart import Bar
 from glm_accelerate.plan.ground import Ground
 from glm_accelerate.plan.hardware import detect
 from glm_accelerate.plan.resolve import order_of, resolve
-from glm_accelerate.runtime.env import cores, expanded
+from glm_accelerate.runtime.env import cores
 from glm_accelerate.runtime.words import amount, duration, number
 
 DEFAULT_SAMPLES = 16  # in a step, to compare ways of batching where the config speaks of tokens
@@ -75,7 +75,7 @@ def measure_data(config: RunConfig, steps: int, say: Say) -> DataFigures:
         opened = time.perf_counter() - opened
         prepared = Prepared(
             seconds=seconds,
-            bytes=sum(expanded(source.path).stat().st_size for source in config.data.train),
+            bytes=inputs.train.report.bytes,
             samples=len(inputs.train),
             tokens=int(inputs.train.lengths.sum()),
             workers=cores() if config.data.workers == "auto" else config.data.workers,

@@ -28,7 +28,8 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
 EXTRAS = {  # by name, what each is for
     "tensorboard": "the sink `tensorboard`",
     "swanlab": "the sink `swanlab`",
-    "zstd": "checkpoint.codec=zstd",
+    "zstd": "checkpoint.codec=zstd, and .zst data",
+    "parquet": "Parquet and Arrow data",
     "qlora": "adapt.base=nf4, to be fast",
     "metrics": "scores of Chinese text",
     "torchao": "optim.name=adamw8bit",
@@ -44,6 +45,7 @@ TESTED = {
     "bitsandbytes": "0.50.2",
     "torchao": "0.18.0",
     "jieba": "0.42.1",
+    "pyarrow": "26.0.1",
 }
 # CUDA releases of torch's builds, and the capabilities that each has code for, from and below: as 2.13 says.
 BUILDS = {"13.0": ((7, 5), (13, 0)), "12.6": ((5, 0), (10, 0))}

@@ -83,7 +83,7 @@ class DataSection(Section):
     """What it is trained on."""
 
     train: Sources = Field(min_length=1)
-    """A JSONL file, or a list of files, each with an optional weight."""
+    """A data file, or a list of files, each with an optional weight: JSON lines, CSV, Parquet, ..."""
     dev: HeldOut | None = None
     """Held-out data: files, or a share (2%) or number of samples of `train`; without, no evaluation."""
     format: Literal["auto", "messages", "conversations", "alpaca", "sharegpt", "text"] = "auto"

@@ -12,7 +12,7 @@ class Source(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     path: str
-    """A JSONL file."""
+    """JSON lines, a JSON array, CSV, Parquet or Arrow, packed or not; or a pattern of such names."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch; at most 1000."""
 

@@ -143,8 +143,6 @@ def _data(reading: _Reading, directory: Path) -> None:
         name = reading.take(key)
         if name is None:
             continue
-        if str(name).endswith(".csv"):
-            raise reading.refuse(key, f"is {name}: CSV is not read", "write a JSON object a line")
         reading.settle(ours, str(directory / str(name)), key)
     if "train" not in reading.settings.get("data", {}):
         raise reading.refuse(f"{DATA}train_file", "is missing")

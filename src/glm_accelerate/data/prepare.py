@@ -8,16 +8,18 @@ same one take turns (where the file system has no locks both build, and the firs
 import dataclasses
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from glm_accelerate.config.sources import Source
+from glm_accelerate.data.other_forms import form_of, rows_of
 from glm_accelerate.data.read import find_format
 from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
 from glm_accelerate.data.store import BrokenStore, SourcePart, Store, Writer, open_part
@@ -51,20 +53,77 @@ def prepare(
     """Opens what is cached and builds what is not, or is damaged: `check` reads all of it for that."""
     get_template(settings.template)  # its errors, and those of the tokenizer, come before any work
     fingerprint = load_tokenizer(model_dir, settings.template).fingerprint
+    sources = [each for source in sources for each in _files(source)]
     paths = [expanded(source.path) for source in sources]
     meter = _Meter(2 * sum(identify(path).size for path in paths), progress)
     with _writable(cache):
         make_folder(cache)
         _sweep(cache)
-    scans = [scan(path, meter.add, range_bytes) for path in paths]
     parts: list[SourcePart] = []
-    for source, path, scanned in zip(sources, paths, scans, strict=True):
-        directory = cache / content_key(scanned.digest, settings, fingerprint)
-        recipe = EncodingRecipe(path, settings, model_dir)
-        parts.append(_open_or_build(directory, recipe, scanned, source.weight, workers, meter, check))
+    for source, path in zip(sources, paths, strict=True):
+        with StandIn(path, cache) as lines:
+            scanned = scan(path, meter.add, range_bytes, lines)
+            directory = cache / content_key(scanned.digest, settings, fingerprint)
+            recipe = EncodingRecipe(path, settings, model_dir, path)
+            parts.append(
+                _open_or_build(directory, recipe, lines, scanned, source.weight, workers, meter, check)
+            )
     for part in parts:
         _check_learnable(part)
     return Store(tuple(parts))
+
+
+def _files(source: Source) -> list[Source]:
+    """One a file, in the order of their names, where the path is a pattern such as data/*.jsonl."""
+    path = expanded(source.path)
+    if path.exists() or not glob.has_magic(source.path):
+        return [source]
+    found = sorted(glob.glob(str(path), recursive=True))
+    if not found:
+        raise UserError("no file has a name like this", where=path, cure="check data.train and data.dev")
+    return [source.model_copy(update={"path": name}) for name in found]
+
+
+class StandIn:
+    """The file of JSON lines that stands for a file of another form, made when it is asked for, in the cache.
+    It is locked while it is in use, and gone afterwards.
+    """
+
+    def __init__(self, path: Path, cache: Path) -> None:
+        self._path, self._cache, self._held = path, cache, ExitStack()
+        self._made: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def __call__(self, read: Callable[[int], None]) -> Path:
+        form = form_of(self._path)
+        if form is None:
+            return self._path
+        if self._made is None:
+            rows = rows_of(self._path, form, read)
+            with _writable(self._cache):
+                self._made = self._write(rows)
+        return self._made
+
+    def _write(self, rows: Iterator[tuple[int, bytes]]) -> Path:
+        """Line N is the row with that number: lines between are empty, and passed over."""
+        name = secrets.token_hex(8)
+        new, made = (self._cache / f".{kind}-{name}" for kind in ("new", "lines"))
+        file = self._held.enter_context(open_private(new, "wb"))
+        with suppress(OSError):  # there are none on this file system
+            fcntl.flock(file, fcntl.LOCK_EX)
+        new.rename(made)  # from now on it is swept away if its lock is free
+        self._held.callback(made.unlink, missing_ok=True)
+        next_line = 1
+        for number, text in rows:
+            file.write(b"\n" * (number - next_line) + text + b"\n")
+            next_line = number + 1
+        file.flush()
+        return made
 
 
 def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
@@ -81,6 +140,7 @@ def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
 def _open_or_build(
     directory: Path,
     recipe: EncodingRecipe,
+    lines: "StandIn",
     scanned: Scan,
     weight: float,
     workers: int,
@@ -100,6 +160,7 @@ def _open_or_build(
         except BrokenStore as error:
             if directory.exists():
                 damage = f"what was prepared of {recipe.path} could not be used and was made anew: {error}"
+        recipe = dataclasses.replace(recipe, lines=lines(lambda _: None))
         _build(directory, recipe, scanned, workers, meter)
         part = open_part(directory, recipe.path, weight, check=False)
         return dataclasses.replace(part, damage=damage)
@@ -109,6 +170,7 @@ def _build(directory: Path, recipe: EncodingRecipe, scanned: Scan, workers: int,
     size = scanned.identity.size
     format = find_format(recipe.path, recipe.settings.format)
     recipe = dataclasses.replace(recipe, settings=dataclasses.replace(recipe.settings, format=format))
+    share = size / scanned.ranges[-1].stop  # of the lines that stand for it
     temporary = directory.parent / f".building-{directory.name}-{secrets.token_hex(4)}"
     done = written = 0
 
@@ -126,8 +188,8 @@ def _build(directory: Path, recipe: EncodingRecipe, scanned: Scan, workers: int,
             ):
                 for part, block in zip(scanned.ranges, blocks, strict=True):
                     writer.append(block)
-                    done, written = part.stop, writer.bytes_written
-                    meter.add(part.stop - part.start)
+                    done, written = round(part.stop * share), writer.bytes_written
+                    meter.add(done - round(part.start * share))
                 if identify(recipe.path) != scanned.identity:
                     raise UserError(
                         "the data file changed while it was read", where=recipe.path, cure="start again"
@@ -169,6 +231,10 @@ def _sweep(cache: Path) -> None:
         with suppress(OSError), _lock_of(cache, leftover.name.split("-")[1]) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in cache.glob(".lines-*"):
+        with suppress(OSError), leftover.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            leftover.unlink()
 
 
 def _lock_of(cache: Path, key: str) -> IO[bytes]:

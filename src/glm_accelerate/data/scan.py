@@ -14,6 +14,7 @@ from pathlib import Path
 from glm_accelerate.runtime.digests import Identity, identity_of, recall, remember
 from glm_accelerate.runtime.errors import UserError
 
+Read = Callable[[int], None]  # is told the bytes just done
 RANGE_BYTES = 1 << 20  # one worker's range: about a second of work, and small in memory
 
 
@@ -42,17 +43,24 @@ def identify(path: Path) -> Identity:
     except OSError as error:
         raise _unreadable(path, error) from error
     if path.is_dir():
-        raise UserError("is a directory", where=path, cure="name the JSONL file in it")
+        raise UserError("is a directory", where=path, cure="name the files in it: '*.jsonl'")
     if not stat.S_ISREG(status.st_mode):
         cure = "write it to a file first: it is read more than once"
         raise UserError("is not a regular file", where=path, cure=cure)
     if status.st_size == 0:
-        raise UserError("the data file is empty", where=path, cure="one JSON object a line is expected")
+        raise _empty(path)
     return identity_of(status)
 
 
-def scan(path: Path, read: Callable[[int], None], range_bytes: int = RANGE_BYTES) -> Scan:
-    """Reads the file once, or recalls the earlier result. Calls `read` with the number of bytes just done."""
+def scan(
+    path: Path,
+    read: Read,
+    range_bytes: int = RANGE_BYTES,
+    lines: Callable[[Read], Path] | None = None,
+) -> Scan:
+    """Reads the file once, or recalls the earlier result. Calls `read` with the number of bytes just done.
+    `lines` makes the file of lines that stands for one of another form, for which all this is then true.
+    """
     identity, kind = identify(path), f"lines {range_bytes}"
     remembered = recall(kind, path, identity)
     with suppress(KeyError, TypeError, ValueError):  # nothing usable is remembered: the file is read
@@ -60,17 +68,24 @@ def scan(path: Path, read: Callable[[int], None], range_bytes: int = RANGE_BYTES
         result = Scan(identity, remembered["digest"], ranges)
         read(identity.size)
         return result
-    result = _scan(path, identity, read, range_bytes)
+    stand_in = lines(read) if lines else path
+    result = _scan(stand_in, identity, read if stand_in == path else _ignore, range_bytes)
     if identify(path) != identity:
         raise UserError(
             "the data file changed while it was read", where=path, cure="start again when it is complete"
         )
+    if not result.ranges:
+        raise _empty(path)
     ranges = [[part.start, part.stop, part.line] for part in result.ranges]
     remember(kind, path, identity, {"digest": result.digest, "ranges": ranges})
     return result
 
 
-def _scan(path: Path, identity: Identity, read: Callable[[int], None], range_bytes: int) -> Scan:
+def _ignore(_: int) -> None:
+    """Of bytes that were counted as they were written."""
+
+
+def _scan(path: Path, identity: Identity, read: Read, range_bytes: int) -> Scan:
     digest = hashlib.sha256()
     ranges: list[Range] = []
     start = position = 0
@@ -93,6 +108,10 @@ def _scan(path: Path, identity: Identity, read: Callable[[int], None], range_byt
     if start < position:  # the last line has no newline
         ranges.append(Range(start, position, line))
     return Scan(identity, digest.hexdigest(), tuple(ranges))
+
+
+def _empty(path: Path) -> UserError:
+    return UserError("the data file is empty", where=path, cure="one JSON object a line is expected")
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:

@@ -67,6 +67,7 @@ class EncodingRecipe:
     path: Path
     settings: EncodeSettings
     model_dir: Path
+    lines: Path  # where they are: in `path`, or in a file that stands for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,8 @@ class Encoder:
     """Turns ranges of one file into outcomes; loads the tokenizer once."""
 
     def __init__(self, recipe: EncodingRecipe) -> None:
-        self._path, self._settings = recipe.path, recipe.settings
-        self._format: FormatName = find_format(recipe.path, recipe.settings.format)
+        self._recipe, self._settings = recipe, recipe.settings
+        self._format: FormatName = find_format(recipe.lines, recipe.settings.format)
         self._template = get_template(recipe.settings.template)
         self._tokenizer = load_tokenizer(recipe.model_dir, recipe.settings.template)
 
@@ -109,7 +110,8 @@ class Encoder:
         contents: dict[int, int] = {}  # of each line
         fatal: UserError | None = None
         try:
-            for place, raw in read_lines(self._path, part.start, part.stop, line=part.line):
+            lines, name = self._recipe.lines, self._recipe.path
+            for place, raw in read_lines(lines, part.start, part.stop, line=part.line, name=name):
                 try:
                     conversation = parse_line(raw, place, self._format)
                     rendered.append(render(conversation, self._template, settings.train_on, settings.labels))
