@@ -33,7 +33,7 @@ FLOORS = (
     {"assemble"},
     {"evaluate"},
     {"training"},
-    {"export", "bench", "demo"},
+    {"export", "bench", "demo", "watch"},
     {"cli"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -300,6 +300,7 @@ CONNECTIONS = {
     "parallel/seats.py": "waits until something comes, and reads it as JSON",
     "evaluate/measuring/grade.py": "a scorer started by us, over a socket pair",
     "data/workers.py": "workers started by us, over a socket pair",
+    "watch/server.py": "on 127.0.0.1 to who has its token, and answers with files of the page and events",
     "training/probe.py": "copies of itself: they wait for each other and send nothing",
 }
 OBJECTS = re.compile(r"\w+_object(_list)?")  # torch's collectives of objects: pickles between ranks

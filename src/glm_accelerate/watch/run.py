@@ -1,0 +1,87 @@
+"""What the page shows of a run, read from its directory: nothing is locked, nothing written.
+
+events.jsonl -> whole lines from a byte on, steps thinned -> the page, which asks again from where it was
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from glm_accelerate.plan.run_plan import Memory
+
+MOST_STEPS = 4000  # of one answer: as many as a screen has columns
+STEP = b'"kind": "step"'
+USUAL = 320  # bytes of a step's line
+BLOCK = 1 << 24
+MOST_ANSWERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """A run directory, under the name that the page shows."""
+
+    directory: Path
+    name: str
+
+    def about(self) -> dict[str, Any]:
+        """Of its plan: what was foretold. A run that has not begun has none yet."""
+        known: dict[str, Any] = {"name": self.name, "memory": None, "reasons": []}
+        with suppress(OSError, ValueError, KeyError):
+            plan = json.loads((self.directory / "plan.json").read_bytes())
+            known["reasons"] = [[each["name"], each["value"], each["why"]] for each in plan["reasons"]]
+            known["memory"] = Memory.from_json(plan["memory"]).watched(plan["device"])
+        return known
+
+    def events(self, start: int) -> dict[str, Any]:
+        """Events from a byte on, `next` to ask from, and `every`: one of so many steps is among them."""
+        path = self.directory / "events.jsonl"
+        try:
+            file = path.open("rb")
+        except OSError:
+            return {"events": [], "next": 0, "every": 1}
+        with file:
+            size = file.seek(0, 2)
+            start = start if start <= size else 0  # another run began here
+            every = max(1, (size - start) // USUAL // MOST_STEPS)
+            file.seek(start)
+            lines, end = _whole_lines(file, start, every)
+        return {"events": list(_parsed(lines)), "next": end, "every": every}
+
+    def answers(self, step: int) -> list[dict[str, Any]]:
+        """The first answers that the evaluation of a step generated."""
+        found: list[dict[str, Any]] = []
+        for path in sorted((self.directory / "evals").glob(f"{step}-*.predictions.jsonl"))[-1:]:
+            with path.open("rb") as file:
+                lines = [file.readline(BLOCK) for _ in range(MOST_ANSWERS)]
+            found += _parsed([line for line in lines if line])
+        return found
+
+
+def _whole_lines(file: BinaryIO, start: int, every: int) -> tuple[list[bytes], int]:
+    """Lines up to the last whole one: all that are no steps, and of steps the last and one of so many."""
+    lines: list[bytes] = []
+    rest, end, count, last = b"", start, 0, b""
+    while block := file.read(BLOCK):
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            end += len(line) + 1
+            if STEP in line[:100]:
+                count, last = count + 1, line
+                if count % every:
+                    continue
+            lines.append(line)
+    if count % every:
+        lines.append(last)
+    return lines, end
+
+
+def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """What is JSON; a line that a killed process tore is passed over."""
+    for line in lines:
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value

@@ -1,0 +1,126 @@
+"""Who is served, over real HTTP."""
+
+import json
+from collections.abc import Generator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from glm_accelerate.watch.run import WatchedRun
+from glm_accelerate.watch.server import LOOPBACK, PageServer
+
+Headers = dict[str, str]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[PageServer]:
+    (tmp_path / "events.jsonl").write_text('{"kind": "step", "step": 1}\n')
+    (tmp_path / "config.yaml").write_text("secret: true\n")
+    with PageServer([WatchedRun(tmp_path, "run")]) as running:
+        thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def get(
+    server: PageServer, path: str, headers: Headers | None = None, verb: str = "GET"
+) -> tuple[HTTPResponse, str]:
+    connection = HTTPConnection(LOOPBACK, server.port, timeout=10)
+    connection.request(
+        verb, path, headers={"Cookie": f"{server.cookie}={server.token}"} if headers is None else headers
+    )
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer, text
+
+
+def test_the_address_lets_a_browser_in_and_leaves_no_token_in_its_bar(server: PageServer) -> None:
+    answer, _ = get(server, server.address.partition(str(server.port))[2], {})
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    page, text = get(server, "/", {"Cookie": cookie.partition(";")[0]})
+    assert page.status == 200
+    assert "<main>" in text
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page.js", "/runs", "/events?run=0&from=0", "/?token=wrong", "/?token=é"]
+)
+def test_without_the_token_nothing_is_told(server: PageServer, path: str) -> None:
+    path = path.encode().decode("latin-1") if path.isascii() else "/?token=%C3%A9"
+    for headers in ({}, {"Cookie": f"{server.cookie}=wrong"}, {"Cookie": "other=1; ;;=\x7f"}):
+        answer, text = get(server, path, headers)
+        assert answer.status == 403
+        assert "step" not in text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1"},
+        {"Host": "127.0.0.1.evil.example:{port}"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "https://localhost"},
+    ],
+)
+def test_other_names_are_refused_even_with_the_token(server: PageServer, headers: Headers) -> None:
+    """A name that leads here (DNS rebinding), or a page of someone else."""
+    given = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
+    answer, text = get(server, "/runs", {"Cookie": f"{server.cookie}={server.token}", **given})
+    assert answer.status == 403
+    assert "run" not in text
+
+
+def test_its_own_names_are_not(server: PageServer) -> None:
+    own = {"Host": f"localhost:{server.port}", "Origin": f"http://localhost:{server.port}"}
+    answer, text = get(server, "/runs", {"Cookie": f"{server.cookie}={server.token}", **own})
+    assert answer.status == 200
+    assert json.loads(text)[0]["name"] == "run"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/config.yaml",
+        "/../config.yaml",
+        "/%2e%2e/config.yaml",
+        "/events?run=1",
+        "/events?run=-1",
+        "/events?run=0&from=-5",
+        "/events?run=x",
+        "/answers?run=0&step=../../config",
+        "/answers?run=0&step=-1",
+        "//etc/passwd",
+        "/nothing",
+    ],
+)
+def test_nothing_else_can_be_read(server: PageServer, path: str) -> None:
+    answer, text = get(server, path)
+    assert answer.status == 404
+    assert "secret" not in text
+
+
+def test_events_are_given_from_where_the_page_was(server: PageServer) -> None:
+    first = json.loads(get(server, "/events?run=0&from=0")[1])
+    assert [event["step"] for event in first["events"]] == [1]
+    assert json.loads(get(server, f"/events?run=0&from={first['next']}")[1])["events"] == []
+
+
+@pytest.mark.parametrize("verb", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_it_takes_nothing(server: PageServer, verb: str) -> None:
+    assert get(server, "/runs", verb=verb)[0].status == 501
+
+
+def test_it_listens_to_this_machine_alone(server: PageServer) -> None:
+    assert server.server_address[0] == LOOPBACK
