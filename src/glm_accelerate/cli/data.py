@@ -148,7 +148,10 @@ def show_left_out(console: "Console", name: str, store: "Store") -> None:
     for kind, count in counts.items():
         if not count:
             continue
-        say(console, f"\n{name}: {count:,} {kind}", style="bold yellow")
+        length = (
+            f"; data.max_tokens={report.longest} loses nothing" if kind in ("truncated", "too long") else ""
+        )
+        say(console, f"\n{name}: {count:,} {kind}{length}", style="bold yellow")
         for remark in report.remarks:
             reason, _, more = remark.reason.partition(": ")
             if reason == kind:

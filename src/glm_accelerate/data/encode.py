@@ -26,17 +26,22 @@ Reason = Literal["no target", "too long", "empty"]
 
 @dataclass(frozen=True, slots=True)
 class Kept(Sample):
-    """A sample, and whether part of it was cut away."""
+    """A sample. `cut_from`: how many tokens it had if part of it was cut away."""
 
-    truncated: bool = False
+    cut_from: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.cut_from > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A line of which nothing is learnt, and why."""
+    """A line of which nothing is learnt, and why. `tokens`: of one that is too long."""
 
     place: FilePlace
     reason: Reason
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +182,24 @@ def _fit(one: Rendered, parts: list[TokenizedPiece], max_tokens: int, overlong: 
         return [Left(place, "empty" if conversation.text is not None else "no target")]
     size = sum(map(len, parts))
     if size > max_tokens and overlong == "drop":
-        return [Left(place, "too long")]
+        return [Left(place, "too long", size)]
     if size > max_tokens and overlong == "error":
         raise UserError(
             f"{size} tokens, more than data.max_tokens ({max_tokens})",
             where=place,
             cure="raise data.max_tokens, or set data.overlong to truncate or drop",
         )
+    cut_from = size if size > max_tokens else 0
     if one.stock_mask:  # it says of a token that the one after it is learnt; cut at the right
         tokens, mask = _lay(parts)
         targets = np.concatenate([np.zeros(1, np.bool_), mask[:-1]])
-        return [_sample(tokens[:max_tokens], targets[:max_tokens], place, size > max_tokens)]
+        return [_sample(tokens[:max_tokens], targets[:max_tokens], place, cut_from)]
     if size <= max_tokens:
-        return [_sample(*_lay(parts), place, False)]
+        return [_sample(*_lay(parts), place)]
     if conversation.text is not None:
-        return [_sample(*_lay(chunk), place, False) for chunk in chunks(parts, max_tokens)]
+        return [_sample(*_lay(chunk), place) for chunk in chunks(parts, max_tokens)]
     roles: list[Role] = [message.role for message in conversation.messages]
-    return [_sample(*_lay(shorten(parts, roles, max_tokens)), place, True)]
+    return [_sample(*_lay(shorten(parts, roles, max_tokens)), place, cut_from)]
 
 
 def _lay(parts: Sequence[TokenizedPiece]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -203,6 +209,6 @@ def _lay(parts: Sequence[TokenizedPiece]) -> tuple[NDArray[np.int32], NDArray[np
 
 
 def _sample(
-    tokens: NDArray[np.int32], targets: NDArray[np.bool_], place: FilePlace, truncated: bool
+    tokens: NDArray[np.int32], targets: NDArray[np.bool_], place: FilePlace, cut_from: int = 0
 ) -> Encoded:
-    return Kept(tokens, targets, place, truncated) if targets.any() else Left(place, "no target")
+    return Kept(tokens, targets, place, cut_from) if targets.any() else Left(place, "no target")

@@ -47,7 +47,7 @@ def hold_out(store: Store, wanted: int | float) -> tuple[Store, Store, int]:
         mine = slice(span.start, span.stop)
         train.append(part.picked(~held[mine], f"{part.key} without {wanted!r}"))
         mine = part.picked(once[mine], f"{part.key} only {wanted!r}")
-        report = replace(mine.report, truncated=0, dropped={}, bad=0, bytes=0, remarks=())
+        report = replace(mine.report, truncated=0, longest=0, dropped={}, bad=0, bytes=0, remarks=())
         dev.append(replace(mine, weight=1.0, report=report, damage=""))
     return Store(tuple(train)), Store(tuple(dev)), int((held & ~once).sum())
 

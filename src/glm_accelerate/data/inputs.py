@@ -84,7 +84,7 @@ def open_inputs(
         train, dev, copies = hold_out(train, section.dev)
         of = " samples" if isinstance(section.dev, int) else ""
         how = f"{spoken(section.dev)}{of} of data.train, by content"
-        how += f"; {copies:,} copies of them are left out" if copies else ""
+        how += f"; {copies:,} more with the same content left out" if copies else ""
     return Inputs(get_template(name), load_tokenizer(model_dir, name), train, dev, how)
 
 

@@ -124,5 +124,7 @@ def _broken(text: str, error: json.JSONDecodeError, place: FilePlace) -> UserErr
         return UserError("NUL bytes: is the file UTF-16?", where=where, cure=convert("UTF-16LE", place))
     excerpt = text[max(0, error.pos - 20) : error.pos + 20]
     return UserError(
-        f"broken JSON: {error.msg} near {excerpt!r}", where=where, cure="mend or remove the line"
+        f"broken JSON: {error.msg} near {excerpt!r}",
+        where=where,
+        cure="mend or remove the line, or set data.skip_bad",
     )

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from glm_accelerate.data.types import FilePlace, Sample
 from glm_accelerate.runtime.files import open_private, sync
 
-FORMAT_VERSION = 4  # of the files: raise it when they change; those of another version are prepared again
+FORMAT_VERSION = 5  # of the files: raise it when they change; those of another version are prepared again
 REMARKS_KEPT = 5  # of each kind
 
 Int32s = NDArray[np.int32]
@@ -69,6 +69,7 @@ class StoreReport:
     tokens: int
     targets: int
     truncated: int
+    longest: int  # tokens of the longest sample that was shortened or left out, or 0
     dropped: Mapping[str, int]  # reason -> samples
     bad: int  # unreadable lines passed over
     bytes: int  # size of the source files
@@ -85,6 +86,7 @@ class EncodedBlock:
     lines: Int32s
     contents: Uint64s
     truncated: int
+    longest: int
     dropped: Mapping[str, int]
     bad: int
     remarks: tuple[Remark, ...]
@@ -151,6 +153,7 @@ class Store:
         reports = [part.report for part in self.parts]
         return StoreReport(
             **{name: sum(getattr(report, name) for report in reports) for name in (*_TOTALS, "bytes")},
+            longest=max(report.longest for report in reports),
             dropped=dict(sum((Counter(report.dropped) for report in reports), Counter[str]())),
             remarks=tuple(remark for report in reports for remark in report.remarks),
         )
@@ -253,6 +256,7 @@ class Writer:
         self._files = {name: open_private(directory / f"{name}.bin", "wb") for name in _KINDS}
         self._digests = {name: hashlib.sha256() for name in _KINDS}
         self._write("offsets", bytes(8))
+        self._longest = 0
         self._totals, self._dropped = Counter[str](), Counter[str]()
         self._remarks: dict[str, list[Remark]] = {}
 
@@ -279,6 +283,7 @@ class Writer:
         learnt = int(block.targets.sum())
         totals = (len(block.lengths), len(block.tokens), learnt, block.truncated, block.bad)
         self._totals.update(dict(zip(_TOTALS, totals, strict=True)))
+        self._longest = max(self._longest, block.longest)
         self._dropped.update(block.dropped)
         for remark in block.remarks:
             kept = self._remarks.setdefault(remark.reason.partition(":")[0], [])
@@ -298,6 +303,7 @@ class Writer:
             "version": FORMAT_VERSION,
             "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
             **{name: self._totals[name] for name in _TOTALS},
+            "longest": self._longest,
             "dropped": dict(self._dropped),
             "bytes": source_bytes,
             "remarks": [

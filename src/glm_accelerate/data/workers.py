@@ -134,14 +134,16 @@ def _block(
 ) -> EncodedBlock:
     kept = [one for one in encoded if isinstance(one, Kept)]
     left = [one for one in encoded if isinstance(one, Left)]
-    shortened = [one.place for one in kept if one.truncated]
+    shortened = [one for one in kept if one.truncated]
     tokens = np.concatenate([_NOTHING, *(one.tokens for one in kept)])
     targets = np.concatenate([_NOTHING, *(one.targets for one in kept)]).astype(np.bool_)
     remarks = [Remark(place, f"unreadable: {error.what}") for place, error in bad[:REMARKS_KEPT]]
-    remarks += [Remark(place, "truncated") for place in shortened[:REMARKS_KEPT]]
+    remarks += [Remark(one.place, f"truncated: {one.cut_from:,} tokens") for one in shortened[:REMARKS_KEPT]]
     for reason in {one.reason for one in left}:
-        places = [one.place for one in left if one.reason == reason]
-        remarks += [Remark(place, reason) for place in places[:REMARKS_KEPT]]
+        those = [one for one in left if one.reason == reason][:REMARKS_KEPT]
+        remarks += [
+            Remark(one.place, reason + (f": {one.tokens:,} tokens" if one.tokens else "")) for one in those
+        ]
     return EncodedBlock(
         tokens=np.where(targets, ~tokens, tokens),
         lengths=np.array([len(one) for one in kept], np.int32),
@@ -149,6 +151,7 @@ def _block(
         lines=np.array([one.place.line for one in kept], np.int32),
         contents=np.array([contents[one.place.line] for one in kept], np.uint64),
         truncated=len(shortened),
+        longest=max((*(one.cut_from for one in kept), *(one.tokens for one in left)), default=0),
         dropped=Counter(one.reason for one in left),
         bad=len(bad),
         remarks=tuple(remarks),

@@ -69,7 +69,7 @@ def test_nothing_is_on_both_sides_and_nothing_ever_changes_sides(model: Path) ->
         assert contents(before.train) <= contents(after.train)
         assert len(after.dev or ()) == len(contents(after.dev)), "each content once"
         copies = sum(map(len, lines)) - len(after.train) - len(after.dev or ())
-        assert (f"; {copies} copies" in after.held_out) == (copies > 0)
+        assert (f"; {copies} more" in after.held_out) == (copies > 0)
     assert contents(opened(model, "10%", shuffled).dev) == contents(opened(model, 0.1, more).dev)
 
 
@@ -77,7 +77,7 @@ def test_what_a_number_holds_out_is_never_what_was_trained_on(model: Path) -> No
     first = [talk(number) for number in range(100)]
     before = opened(model, 10, first * 2)
     assert len(before.dev or ()) == 10
-    assert before.held_out == "10 samples of data.train, by content; 10 copies of them are left out"
+    assert before.held_out == "10 samples of data.train, by content; 10 more with the same content left out"
     after = opened(model, 10, [*first, *(talk(number) for number in range(100, 200))])
     assert len(after.dev or ()) == 10
     assert contents(after.dev) != contents(before.dev)

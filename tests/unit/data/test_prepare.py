@@ -83,6 +83,13 @@ def test_the_same_as_encoding_the_file_directly(
     expected = [(one.tokens.tolist(), one.targets.tolist(), str(one.place)) for one in direct]
     assert everything(store) == expected
     assert store.report.truncated == sum(one.truncated for one in direct) > 0
+    assert store.report.longest == max(one.cut_from for one in direct) > 64
+    assert (
+        run(
+            data, model, tmp_path / "cache", replace(SETTINGS, max_tokens=store.report.longest)
+        ).report.truncated
+        == 0
+    )
     assert store.report.bytes == data.stat().st_size
 
 
@@ -191,7 +198,7 @@ def test_an_error_names_its_line(data: Path, model: Path, tmp_path: Path, worker
     with pytest.raises(UserError, match="broken JSON") as caught:
         run(data, model, tmp_path / "cache", workers=workers)
     assert str(caught.value.where).startswith(f"{data}:121")
-    assert caught.value.cure == "mend or remove the line"
+    assert caught.value.cure == "mend or remove the line, or set data.skip_bad"
     assert not directories(tmp_path / "cache")
     assert not list((tmp_path / "cache").glob(".building-*"))
 

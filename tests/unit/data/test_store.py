@@ -16,7 +16,7 @@ FILES = [*(f"{name}.bin" for name in ("tokens", "offsets", "targets", "places", 
 
 def block(samples: Sequence[Sequence[int]], lines: Sequence[int], **rest: object) -> EncodedBlock:
     """Samples written as they are stored: a learnt token t as ~t."""
-    said = {"truncated": 0, "dropped": {}, "bad": 0, "remarks": (), **rest}
+    said = {"truncated": 0, "longest": 0, "dropped": {}, "bad": 0, "remarks": (), **rest}
     flat = np.array([token for sample in samples for token in sample], np.int32)
     lengths = np.array([len(sample) for sample in samples], np.int32)
     targets = np.array([sum(token < 0 for token in sample) for sample in samples], np.int32)
