@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """PATH, what to measure, and where figures go."""
     options.path_arguments(parser)
     parser.add_argument(
-        "--data", nargs="+", action="extend", metavar="FILE", help="JSONL files (of a run: its data.dev)"
+        "--data", nargs="+", action="extend", metavar="FILE", help="data files (of a run: its data.dev)"
     )
     parser.add_argument(
         "--metrics",

@@ -26,13 +26,17 @@ Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
 
 
 def _as_held_out(value: object) -> object:
-    if isinstance(value, str) and (percent := re.fullmatch(r"([0-9.]+) ?%", value)):
-        value = float(percent[1]) / 100
-    if not isinstance(value, int | float):
+    """A share as a number below 1, a number of samples, or files."""
+    number = value
+    if isinstance(value, str) and (percent := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", value)):
+        number = float(percent[1]) / 100
+    if not isinstance(number, int | float):
         return value if value is None else _as_sources(value)
-    if isinstance(value, bool) or not (0 < value < 1 or (value >= 1 and value == int(value))):
-        raise ValueError("a share between 0 and 100%, a whole number of samples, or files")
-    return value if value < 1 else int(value)
+    if 0 < number < 1:
+        return float(number)
+    if isinstance(value, str | bool) or number < 1 or number != int(number):
+        raise ValueError(f"{value}, expected a share as 2%, a whole number of samples, or files")
+    return int(number)
 
 
 HeldOut = Annotated[list[Source] | int | float, BeforeValidator(_as_held_out)]

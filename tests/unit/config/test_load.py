@@ -257,3 +257,26 @@ def test_what_is_no_amount_is_told(tmp_path: Path, word: str, said: str) -> None
     with pytest.raises(UserError) as caught:
         load_config(path, [word])
     assert str(caught.value) == f"command line: {said}"
+
+
+@pytest.mark.parametrize(
+    ("said", "held_out"),
+    [("2%", 0.02), ("'0.5 %'", 0.005), ("0.1", 0.1), ("500", 500), ("2e2", 200), ("null", None)],
+)
+def test_a_share_or_a_number_is_held_out(tmp_path: Path, said: str, held_out: float | None) -> None:
+    dev = load(tmp_path, LEAST, f"data.dev={said}").data.dev
+    assert dev == held_out
+    assert type(dev) is type(held_out)
+    again = load(tmp_path, to_yaml(load(tmp_path, LEAST, f"data.dev={said}")))
+    assert again.data.dev == held_out
+
+
+@pytest.mark.parametrize("said", ["0", "150%", "0%", "-3", "2.5", "true", "100%", "200%"])
+def test_what_cannot_be_held_out(tmp_path: Path, said: str) -> None:
+    assert "expected a share as 2%, a whole number of samples" in complaint(
+        tmp_path, LEAST, f"data.dev={said}"
+    )
+
+
+def test_other_names_of_what_is_held_out(tmp_path: Path) -> None:
+    assert "did you mean `dev`?" in complaint(tmp_path, LEAST, "data.val_size=0.1")
