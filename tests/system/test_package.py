@@ -55,7 +55,15 @@ def test_every_file_of_the_package_is_in_both(built: Path) -> None:
 def test_a_wheel_trains_where_it_is_installed(built: Path, tiny_run: dict[str, Any], tmp_path: Path) -> None:
     """From another directory, with nothing of this checkout; torch stays the one that is there."""
     (wheel,), place = built.glob("*.whl"), tmp_path / "site"
-    words = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check"]
+    words = [
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([sys.executable, "-m", *words, "--target", str(place), str(wheel)], check=True)
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(tiny_run))
     environment = {**os.environ, "PYTHONPATH": str(place)}

@@ -53,7 +53,7 @@ def ready(config: RunConfig, steps: int, say: Say, ranks: Ranks = ALONE) -> Gene
         plan = resolve(config, ground_of(config, detect(), ranks.count, preparing(say)))
         compiled = f"precision.compile={'on' if plan.compile else 'off'}"
         longer = [f"train.steps={steps}"] if plan.steps < steps else []
-        return ["data.dev=null", "observe.sinks=[]", compiled, *longer]
+        return ["data.dev=null", "observe.sinks=[]", "observe.notify=[]", compiled, *longer]
 
     config = override(config, ranks.decide(changes))
     say("building", 0, 1)

@@ -346,6 +346,9 @@ class ObserveSection(Section):
 
     sinks: list[Literal["tensorboard", "swanlab"]] = []
     """Where events go besides events.jsonl and the console."""
+    notify: list[str] = []
+    """Who is told of the end, a failure, warnings and silence: addresses of Feishu, DingTalk, WeCom or any
+    webhook, or env:NAME of a variable that holds one."""
 
 
 class RunConfig(Section):

@@ -34,6 +34,7 @@ WRITER = 300 * 2**20  # assumed: the process that writes checkpoints
 FRAGMENTS = 0.03  # assumed: share of an allocator's memory that is free in pieces too small
 HEAP = 0.01  # ... of a heap's
 SEVERAL = 0.1  # ... of a heap's where a step has several passes: the second finds holes that the first left
+SHARED = 0.1  # ... where ranks share products: what they exchange comes and goes between what is kept
 UNSEEN = 0.07  # ... of a heap's that is more than was measured with (-3 to 18 % with eight blocks after two)
 
 
@@ -120,7 +121,7 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
         items.append(Item("fragmentation", share, f"assumed: {FRAGMENTS:.0%} of what is allocated"))
         items.append(Item("context", kind.context_bytes, f"assumed: {kind.software} and its kernels"))
     elif job.device == "cpu" and job.process:
-        part = HEAP + (SEVERAL if job.passes > 1 else 0)
+        part = HEAP + (SEVERAL if job.passes > 1 else 0) + (SHARED if job.tensor > 1 else 0)
         share = int(part * room.peak + UNSEEN * max(0, room.peak - job.measured_with))
         items.append(Item("heap", share, "assumed: free in pieces too small, beyond what was measured"))
     return items

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.observe.events import BEGINNINGS, Event, EventLog, Events, Observer
+from glm_accelerate.observe.notices import Notices, addresses_of
 from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.runtime.files import make_folder
 
@@ -37,7 +38,13 @@ def events_of(config: RunConfig, run: Path, attempt: int, observers: Sequence[Ob
     if observers is None:
         return Events([], attempt)
     logs = [EventLog(run / "events.jsonl"), EventLog(run / "evals.jsonl", kinds=("eval",))]
-    return Events([*logs, *open_sinks(config.observe.sinks, run, config), *observers], attempt)
+    told = [*open_sinks(config.observe.sinks, run, config), *_notices(config, run)]
+    return Events([*logs, *told, *observers], attempt)
+
+
+def _notices(config: RunConfig, run: Path) -> list[Observer]:
+    addresses = addresses_of(config.observe.notify)
+    return [Notices(addresses, run.resolve().name)] if addresses else []
 
 
 def open_sinks(names: Sequence[str], run: Path, config: RunConfig) -> list[Observer]:
@@ -156,7 +163,7 @@ class SwanLab:
             mode="offline" if settings.mode == "online" and not settings.api_key else settings.mode,
             project="glm-accelerate",
             name=self._run.name,
-            config=self._config.model_dump(mode="json"),
+            config=self._config.model_dump(mode="json", exclude={"observe": {"notify"}}),  # which hold keys
             settings=settings,
         )
         return swanlab

@@ -289,6 +289,11 @@ def keep_compiled(folder: Path) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
+def variable(name: str) -> str:
+    """What a variable that a config names holds; nothing if it is not set."""
+    return os.environ.get(name, "")
+
+
 def _quota(file: Path, otherwise: int) -> int:
     """Cores by a `cpu.max` file ("200000 100000": two; "max 100000": no limit)."""
     if not file.is_file():

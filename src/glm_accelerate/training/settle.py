@@ -26,6 +26,7 @@ from glm_accelerate.models.adapter_files import is_adapter, require_same
 from glm_accelerate.models.locate import locate
 from glm_accelerate.models.weights import read_config, weight_files
 from glm_accelerate.observe.events import last_attempt
+from glm_accelerate.observe.notices import addresses_of
 from glm_accelerate.observe.sinks import require_packages
 from glm_accelerate.parallel.alike import facts_of, model_digest, require_alike, require_shared
 from glm_accelerate.parallel.place import Place
@@ -115,6 +116,7 @@ def settle(
     if config.checkpoint.codec == "zstd":  # ... and what cannot be written
         require_zstandard()
     ranks.decide(lambda: require_packages(config.observe.sinks))
+    ranks.decide(lambda: addresses_of(config.observe.notify) and None)
     model_dir = Path(ranks.decide(lambda: str(locate(config.model.path))))
     family, sizes, _ = read_config(model_dir)
     if source is None:  # a model without weights is refused before anything takes long
