@@ -33,7 +33,7 @@ FLOORS = (
     {"assemble"},
     {"evaluate"},
     {"training"},
-    {"export", "bench", "demo", "watch"},
+    {"export", "bench", "demo", "watch", "deploy"},
     {"cli"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -26,6 +26,7 @@ VERBS = {
     "config": "the keys of a config, what each means and takes, and the presets",
     "bench": "measure training on this machine: steps, operators, data, checkpoints",
     "train": "train; run the same command again to go on where it stopped",
+    "deploy": "files that run a config on Kubernetes, Kubeflow, Slurm or in containers",
     "watch": "runs as a page in a browser: curves, evaluations, decisions, memory beside the plan",
     "evaluate": "held-out loss and answers of a run, a checkpoint, a snapshot or any model",
     "checkpoints": "list, verify or remove the checkpoints of a run",

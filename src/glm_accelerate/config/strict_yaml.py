@@ -93,8 +93,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
-        """U+0085 is escaped in double quotes alone; elsewhere it is a line break, read as a space."""
-        return super().represent_scalar(tag, value, '"' if "\x85" in value else style)
+        """U+0085 is escaped in double quotes alone; elsewhere it is a line break, read as a space. Lines
+        stay lines where YAML can hold them so.
+        """
+        lines = "|" if "\n" in value else style
+        return super().represent_scalar(tag, value, '"' if "\x85" in value else lines)
 
 
 def read_document(text: str, source: str) -> Document:

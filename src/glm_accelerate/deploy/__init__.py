@@ -1,0 +1,1 @@
+"""Files that run a config on a cluster or in containers."""
