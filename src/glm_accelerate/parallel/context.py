@@ -16,6 +16,7 @@ from glm_accelerate.data.types import Piece
 from glm_accelerate.models.attention import Attention
 from glm_accelerate.models.decoder import Decoder
 from glm_accelerate.models.layout import Layout
+from glm_accelerate.parallel.exchange import exchanged
 from glm_accelerate.parallel.place import Place
 
 
@@ -72,21 +73,24 @@ def _lie(pieces: tuple[Piece, ...], ranks: int) -> tuple[int, tuple[Slot, ...]]:
     return max(first), tuple(slots)
 
 
+def _seen(own: Tensor, sharing: SharedDocuments, pieces: tuple[Piece, ...]) -> Tensor:
+    """What this rank's pieces see, of the pieces of all."""
+    most, slots = _lie(pieces, sharing.ranks)
+    sent = own.new_zeros(most, *own.shape[1:])
+    sent[: len(own)] = own
+    of_ranks = own.new_empty(sharing.ranks, *sent.shape)
+    # As bytes, which every backend carries.
+    dist.all_gather(list(of_ranks.view(torch.uint8)), sent.view(torch.uint8), group=sharing.group)
+    return torch.cat([of_ranks[each.rank].narrow(0, each.first, each.count) for each in slots])
+
+
 class _Gather(torch.autograd.Function):
-    """What this rank's pieces see, of the pieces of all. The gradient of a token is the sum of all that saw
-    it, in float32 at the least.
-    """
+    """The gradient of a token is the sum of all that saw it, in float32 at the least."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, sharing: SharedDocuments, pieces: tuple[Piece, ...]) -> Tensor:
         ctx.sharing, ctx.pieces, ctx.own, ctx.dtype = sharing, pieces, len(own), own.dtype
-        most, slots = _lie(pieces, sharing.ranks)
-        sent = own.new_zeros(most, *own.shape[1:])
-        sent[: len(own)] = own
-        of_ranks = own.new_empty(sharing.ranks, *sent.shape)
-        # As bytes, which every backend carries.
-        dist.all_gather(list(of_ranks.view(torch.uint8)), sent.view(torch.uint8), group=sharing.group)
-        return torch.cat([of_ranks[each.rank].narrow(0, each.first, each.count) for each in slots])
+        return exchanged(lambda own: _seen(own, sharing, pieces), own)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:

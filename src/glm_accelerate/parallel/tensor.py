@@ -18,6 +18,7 @@ from glm_accelerate.kernels.quantized import BLOCK
 from glm_accelerate.models.adapt import Prefix
 from glm_accelerate.models.decoder import Block, Decoder, RMSNorm
 from glm_accelerate.models.linear import Linear, PackedWeight
+from glm_accelerate.parallel.exchange import exchanged
 from glm_accelerate.parallel.place import TENSOR, Place
 from glm_accelerate.parallel.table import Axis, Cut
 from glm_accelerate.runtime.seed import seed_all, step_seed
@@ -252,7 +253,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTH: Tensor, place: Place, ahead: _Way, back: _Way) -> Tensor:
         ctx.place, ctx.back = place, back
-        return ahead(x_BTH, place)
+        return ahead(x_BTH, place) if ahead is _same else exchanged(lambda x: ahead(x, place), x_BTH)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None, None]:

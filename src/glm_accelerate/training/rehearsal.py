@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from glm_accelerate.data.largest import find_largest, largest_steps
-from glm_accelerate.data.pack import Dealing
+from glm_accelerate.data.pack import Dealing, pieces_of
 from glm_accelerate.data.types import Step
 from glm_accelerate.kernels.rope import rope_table
 from glm_accelerate.memory.job import matter
@@ -35,11 +35,12 @@ def recompute_as_needed(model: Decoder, plan: RunPlan, place: Place) -> str | No
     """
     if not plan.recompute or not plan.spare_bytes:
         return None
-    together = plan.context > 1 or (plan.shards > 1 and not model.sizes.plain)
+    together = plan.shards > 1 and not model.sizes.plain
     if together or plan.offload or model.prefix is not None or plan.compute == "float16":
         # Blocks that cannot be measured alone; in float16 what is between them changes their inputs.
         return None
-    # Ranks that share products measure together and recompute the same; stages have blocks of their own.
+    # Ranks that share products or documents measure together, their exchanges among it, and recompute the
+    # same; stages have blocks of their own.
     first_of_stage = place.along(*(name for name in ORDER if name != "pipeline"))[0]
     chosen = place.ranks.gather(_cheapest(model, plan, place))[first_of_stage]
     model.recompute = False
@@ -56,7 +57,7 @@ def _cheapest(model: Decoder, plan: RunPlan, place: Place) -> dict[str, Any]:
     training, recompute = model.training, model.recompute
     model.train()
     model.recompute = False
-    layout = Layout.of_documents([(plan.micro_tokens,)], device)
+    layout = _largest_layout(plan, place, device)
     table = rope_table(layout.positions_BT, model.sizes.rope_width, model.sizes.rope_theta)
     shape = (1, model.tokens_here(plan.micro_tokens), model.sizes.width)
     x_BTH = torch.randn(shape, dtype=model.compute or model.embed.dtype, device=device)
@@ -70,6 +71,15 @@ def _cheapest(model: Decoder, plan: RunPlan, place: Place) -> dict[str, Any]:
     seconds = cost(chain, chosen).seconds
     share = f"{seconds / all_of_it.seconds:.0%}" if all_of_it.seconds else "all"
     return {"plan": chosen, "said": f"blocks recompute {share} of their work: more fits in memory"}
+
+
+def _largest_layout(plan: RunPlan, place: Place, device: torch.device) -> Layout:
+    """A document that fills a pass, or the pieces of one that fills those of all ranks that share it."""
+    if plan.context == 1:
+        return Layout.of_documents([(plan.micro_tokens,)], device)
+    whole = plan.micro_tokens * plan.context
+    pieces = pieces_of(0, whole, plan.context, place.index("context"))
+    return Layout.of_documents([tuple(map(len, pieces))], device, pieces)
 
 
 def rehearsal(
