@@ -14,7 +14,12 @@ from glm_accelerate.cli.main import VERBS
 from glm_accelerate.config.load import preset_names
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "README.zh.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def page_id(page: Path) -> str:
