@@ -121,7 +121,8 @@ def _device_items(job: Job, room: SimulatedMemory) -> list[Item]:
         items.append(Item("fragmentation", share, f"assumed: {FRAGMENTS:.0%} of what is allocated"))
         items.append(Item("context", kind.context_bytes, f"assumed: {kind.software} and its kernels"))
     elif job.device == "cpu" and job.process:
-        part = HEAP + (SEVERAL if job.passes > 1 else 0) + (SHARED if job.tensor > 1 else 0)
+        again = job.passes > job.held  # a pass begins after another one's backward
+        part = HEAP + (SEVERAL if again else 0) + (SHARED if job.tensor > 1 else 0)
         share = int(part * room.peak + UNSEEN * max(0, room.peak - job.measured_with))
         items.append(Item("heap", share, "assumed: free in pieces too small, beyond what was measured"))
     return items

@@ -280,7 +280,9 @@ async function poll() {
       news ||= found.events.length > 0;
     }
     $("state").textContent = "";
-    if (news) redraw(); else lists();
+    if (!Object.keys(drawn).length) frame();
+    else if (news) redraw();
+    else lists();
   } catch (error) { $("state").textContent = String(error.message || error); }
   setTimeout(poll, document.hidden ? 5 * POLL : POLL);
 }
@@ -296,7 +298,6 @@ async function main() {
   }).observe(document.body);
   runs = (embedded || await ask("runs")).map(begun);
   if (embedded) embedded.forEach((each, number) => each.events.forEach((event) => take(runs[number], event)));
-  frame();
-  if (!embedded) poll();
+  if (embedded) frame(); else poll();
 }
 main().catch((error) => { $("state").textContent = String(error.message || error); });
