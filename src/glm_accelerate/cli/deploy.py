@@ -52,11 +52,14 @@ def run(args: argparse.Namespace) -> int:
     config = options.config_from(args)  # its mistakes are shown before torch is loaded
 
     from glm_accelerate.deploy.deployment import WHERE, Asked, deployment_of
+    from glm_accelerate.models.locate import locate
     from glm_accelerate.plan.weigh import require_host, require_room
 
     found = planning.foretell(args, config, None)
     require_room(found.weighed)
     require_host(found.weighed, found.ground.hardware)
+    model = locate(config.model.path)
+    files = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
     asked = Asked(
         args.nodes,
         args.gpus,
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         options.config_name(args),
         asked,
         found.ground.hardware,
-        (found.plan, found.weighed.memory, found.taken.seconds),
+        (found.plan, found.weighed.memory, found.taken.seconds, files),
         home=None if args.kind == "slurm" else PurePosixPath(WHERE),
     )
     folder: Path = args.out or Path("deploy") / options.config_name(args)

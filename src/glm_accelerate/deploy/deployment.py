@@ -46,6 +46,7 @@ class Deployment:
     name: str  # as clusters allow names
     config: str  # YAML, with paths as where it runs
     home: PurePosixPath  # ... and the directory in which it runs
+    run: str  # ... and its own
     asked: Asked
     kind: str  # of device, as torch calls it
     cores: int  # of each node, as all these
@@ -63,10 +64,6 @@ class Deployment:
         """Of each node."""
         return self.asked.ranks // self.asked.nodes
 
-    @property
-    def run(self) -> str:
-        return str(self.home / "runs" / self.name)
-
     def train(self, config: str, nodes: str = "", rendezvous: str = "") -> list[str]:
         """The command of each node."""
         words = ["glm-accelerate", "train", config, "--run", self.run, "--nproc", str(self.ranks)]
@@ -77,7 +74,8 @@ class Deployment:
     def evaluate(self) -> list[str]:
         """The command of an evaluator, which waits for the run to be there."""
         wait = 'trap "exit 75" TERM; until test -f "$0/config.yaml"; do sleep 5; done; '
-        wait += 'exec glm-accelerate evaluate "$0" --follow'
+        trust = " --trust" if ".py:" in self.config else ""  # a metric of the user's own
+        wait += f'exec glm-accelerate evaluate "$0" --follow{trust}'
         return ["sh", "-c", wait, self.run]
 
 
@@ -86,11 +84,14 @@ def deployment_of(
     name: str,
     asked: Asked,
     hardware: Hardware,
-    foretold: tuple[RunPlan, Memory, float | None],
+    foretold: tuple[RunPlan, Memory, float | None, int],
     home: PurePosixPath | None = None,
 ) -> Deployment:
-    """By what is foretold: the plan, its memory and its seconds. `home`: where this directory is there."""
-    plan, needs, seconds = foretold
+    """By what is foretold: the plan, its memory, its seconds, the bytes of the model's files. `home`: where
+    this directory is there.
+    """
+    plan, needs, seconds, files = foretold
+    where = home or PurePosixPath(Path.cwd())
     if asked.ranks % asked.nodes:
         raise UserError(f"{asked.ranks} devices cannot be shared by {asked.nodes} nodes alike")
     if seconds is None and asked.hours is None:
@@ -99,7 +100,7 @@ def deployment_of(
     host = needs.needed if on_cpu else needs.host
     shared = _up(GIB + ranks * SHARED, GIB)
     memory = _up(SPARE * host * ranks + shared, GIB)
-    disk = _up(SPARE * needs.total("disk") + 10 * GIB, GIB)
+    disk = _up(SPARE * (needs.total("disk") + files) + 10 * GIB, GIB)
     saved = needs.total("disk") / (config.checkpoint.keep_last + config.checkpoint.keep_best + 1)
     step = (seconds or 0.0) / max(1, plan.steps)
     grace = _up(MINUTE + 2 * step + saved / DISK, 30)
@@ -111,14 +112,16 @@ def deployment_of(
     reasons = (
         f"memory {amount(memory)}: {ranks} x {amount(host)} by the plan, a quarter more, and /dev/shm",
         f"/dev/shm {amount(shared)}: assumed, what ranks of a node exchange",
-        f"disk {amount(disk)}: checkpoints of {amount(needs.total('disk'))}, a quarter more, and 10 GiB",
+        f"disk {amount(disk)}: checkpoints of {amount(needs.total('disk'))} and the model's files of "
+        f"{amount(files)}, a quarter more, and 10 GiB",
         f"time {duration(total)}: {took}{'' if asked.hours else ', three times as long, and an hour'}",
         f"grace {duration(grace)}: two steps, {amount(saved)} at 100 MB/s, and a minute",
     )
     return Deployment(
         _as_label(name),
         to_yaml(absolute(config)) if home is None else _moved(config, Path.cwd(), home),
-        home or PurePosixPath(Path.cwd()),
+        where,
+        str(where / "runs" / name),
         asked,
         hardware.device,
         hardware.cores if on_cpu else HOST_CORES * ranks,

@@ -179,7 +179,8 @@ def _pod(deployment: Deployment, command: list[str], container: str = "train", s
     }
     if asked.secret:
         inside["envFrom"] = [{"secretRef": {"name": asked.secret}}]
-    rights = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    rights: Manifest = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    rights["fsGroupChangePolicy"] = "OnRootMismatch"  # else all files are gone through at each start
     shared = {"medium": "Memory", "sizeLimit": f"{deployment.shared // GIB}Gi"}
     return {
         "restartPolicy": "Never",

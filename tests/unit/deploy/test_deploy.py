@@ -144,7 +144,7 @@ def test_pods_are_told_what_the_plan_knows(write: Write) -> None:
     (inside,) = pod_of(job)["containers"]
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
     words = inside["command"]
-    assert words[:5] == ["glm-accelerate", "train", "/config/my-run.yaml", "--run", "/data/runs/my-run"]
+    assert words[:5] == ["glm-accelerate", "train", "/config/my-run.yaml", "--run", "/data/runs/My run"]
     assert words[5:] == ["--nproc", "2", "--nnodes", "2", "--rendezvous", "my-run-0.my-run:29500"]
     assert pod_of(job)["subdomain"] == service["metadata"]["name"] == "my-run"
     assert inside["resources"]["limits"] == inside["resources"]["requests"]
@@ -223,7 +223,7 @@ def test_slurm_queues_again_what_gets_on_and_nothing_for_ever(write: Write, tmp_
     """The script as bash runs it, with commands of Slurm and of ours that end as they may."""
     script, commands = write("slurm", "one card") / "train.sh", tmp_path / "commands"
     commands.mkdir()
-    newest = tmp_path / "runs/my-run/checkpoints/latest"
+    newest = tmp_path / "runs/My run/checkpoints/latest"
     newest.parent.mkdir(parents=True)
 
     def ends(code: int, saves: str, restarts: int = 9) -> tuple[int, bool]:
