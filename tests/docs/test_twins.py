@@ -17,13 +17,15 @@ GENERATED = {"docs/config.md"}  # tables of the keys: tests/unit/config/test_ref
 # May only shrink: a new page comes with its twin. docs/why/ is for those who read the code.
 ENGLISH_ONLY = {
     *("architecture.md", "correctness.md", "security.md"),
-    *("howto/bench.md", "howto/checkpoints.md", "howto/cluster.md", "howto/layouts.md"),
+    *("howto/bench.md", "howto/checkpoints.md"),
     *("howto/long-documents.md", "howto/offload.md", "howto/own-loop.md", "howto/precision.md"),
-    *("howto/pretrain.md", "howto/ranks.md", "howto/smaller.md", "howto/upgrade.md"),
+    *("howto/pretrain.md", "howto/smaller.md", "howto/upgrade.md"),
 }
+MONTHS = "january february march april may june july august september october november december"
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 NUMBERS = {word: str(number) for number, word in enumerate(WORDS.split(), 1)} | {
     **{"twenty": "20", "thirty": "30", "sixty": "60", "once": "1", "twice": "2", "single": "1"},
+    **{month: str(number) for number, month in enumerate(MONTHS.split(), 1)},
     **{"first": "1", "second": "2", "third": "3", "fourth": "4"},
 }
 UNITS = {
