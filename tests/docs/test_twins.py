@@ -16,10 +16,8 @@ TWINS = {"README.md": "README.zh.md"} | {
 GENERATED = {"docs/config.md"}  # tables of the keys: tests/unit/config/test_reference.py compares them
 # May only shrink: a new page comes with its twin. docs/why/ is for those who read the code.
 ENGLISH_ONLY = {
-    *("architecture.md", "correctness.md", "security.md"),
-    *("howto/bench.md", "howto/checkpoints.md"),
-    *("howto/long-documents.md", "howto/offload.md", "howto/own-loop.md", "howto/precision.md"),
-    *("howto/pretrain.md", "howto/smaller.md", "howto/upgrade.md"),
+    *("architecture.md", "correctness.md", "howto/bench.md", "howto/offload.md"),
+    *("howto/own-loop.md", "howto/precision.md", "howto/smaller.md"),
 }
 MONTHS = "january february march april may june july august september october november december"
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
