@@ -1,5 +1,6 @@
 """docs/zh/X says what docs/X says: headings, code, links and figures are the same, section by section."""
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -15,10 +16,7 @@ TWINS = {"README.md": "README.zh.md"} | {
 }
 GENERATED = {"docs/config.md"}  # tables of the keys: tests/unit/config/test_reference.py compares them
 # May only shrink: a new page comes with its twin. docs/why/ is for those who read the code.
-ENGLISH_ONLY = {
-    *("architecture.md", "correctness.md", "howto/bench.md", "howto/offload.md"),
-    *("howto/own-loop.md", "howto/precision.md", "howto/smaller.md"),
-}
+ENGLISH_ONLY = {"architecture.md", "correctness.md", "howto/offload.md"}
 MONTHS = "january february march april may june july august september october november december"
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 NUMBERS = {word: str(number) for number, word in enumerate(WORDS.split(), 1)} | {
@@ -72,7 +70,7 @@ def goes_to(page: str, target: str) -> str:
     if target.startswith("https://"):
         return target
     path = target.partition("#")[0]
-    there = str((ROOT / page).parent.joinpath(path).resolve().relative_to(ROOT)) if path else page
+    there = os.path.relpath((ROOT / page).parent / path, ROOT) if path else page
     english = {chinese: english for english, chinese in TWINS.items()}.get(there, there)
     own = TWINS.get(english, english) if page in TWINS.values() else english
     return english if there == own else f"{english} in the other language"
