@@ -91,6 +91,7 @@ class Pod:
         root.mkdir(exist_ok=True)
         room = [f"{each['name']}={each['value']}" for each in inside["env"]]
         room += [f"PATH={Path(sys.executable).parent}:/usr/bin:/bin", f"JOB_COMPLETION_INDEX={index}"]
+        room.append("CUDA_VISIBLE_DEVICES=")
         line = ["ip", "netns", "exec", network, "unshare", "--mount", "--uts", "--ipc", "--pid", "--fork",
                 "--kill-child", "sh", "-c", POD, "pod", str(root), str(volumes), f"my-{index}",
                 sys.base_prefix, sys.prefix, str(ROOT)]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from glm_accelerate.cli import options
 from glm_accelerate.cli import plan as planning
-from glm_accelerate.runtime.errors import ExitCode
+from glm_accelerate.runtime.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,10 @@ HELP = (
     "Write the files that run a config in containers or on a cluster. Memory, /dev/shm, disk and time in "
     "them are the plan's. Stopped or preempted the run saves, and goes on; it never loops for ever."
 )
-KINDS = ("docker", "compose", "k8s", "kubeflow", "slurm")
+CONTAINERS, CLUSTER = ("docker", "compose"), ("k8s", "kubeflow")
+KINDS = (*CONTAINERS, *CLUSTER, "slurm")
+FOR = {"base": CONTAINERS, "claim": CLUSTER, "volcano": CLUSTER, "secret": ("compose", *CLUSTER),
+       "queue": (*CLUSTER, "slurm"), "resource": (*CLUSTER, "slurm")}  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, write, and say what to do next."""
+    for name, kinds in FOR.items():
+        if getattr(args, name) and args.kind not in kinds:
+            raise UserError(f"--{name} is for {', '.join(kinds)}")
+    if args.volcano and not args.queue:
+        raise UserError("--volcano says whose --queue it is", cure="--queue default")
     config = options.config_from(args)  # its mistakes are shown before torch is loaded
 
     from glm_accelerate.deploy.deployment import WHERE, Asked, deployment_of
@@ -85,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     out = [*deployment.reasons, f"wrote {', '.join(files)} in {folder}"]
-    if args.kind in ("k8s", "kubeflow"):
+    if args.kind in CLUSTER:
         out.append(f"the volume has to hold as {WHERE} what the config names below {Path.cwd()}")
     sys.stdout.write("\n".join([*out, *then]) + "\n")
     return ExitCode.DONE
@@ -99,7 +107,7 @@ def _files(
     from glm_accelerate.plan.weigh import quoted
 
     config = {f"{deployment.name}.yaml": deployment.config}
-    if args.kind in ("k8s", "kubeflow"):
+    if args.kind in CLUSTER:
         made = kubernetes.job(deployment) if args.kind == "k8s" else kubernetes.kubeflow(deployment)
         files = {"claims.yaml": kubernetes.claims(deployment), "job.yaml": made}
         said = "".join(f"# {reason}\n" for reason in deployment.reasons)

@@ -1,5 +1,6 @@
 """An image, and containers of it on one machine by compose."""
 
+import os
 import re
 from importlib import resources
 from importlib.metadata import version
@@ -11,7 +12,7 @@ from glm_accelerate.runtime.devices.nvidia import Nvidia
 from glm_accelerate.runtime.errors import UserError
 
 CONFIG, CACHE = "/config.yaml", "/cache"
-TRIES = 3
+TRIES, USER = 3, 1000
 
 
 def dockerfile() -> str:
@@ -26,7 +27,7 @@ def compose(deployment: Deployment, base: str | None) -> dict[str, Any]:
     service: dict[str, Any] = {
         "image": asked.image,
         "init": True,
-        "user": "${UID:-1000}:${GID:-1000}",
+        "user": f"{os.getuid() or USER}:{os.getgid() or USER}",  # who owns this directory
         "working_dir": WHERE,
         "restart": f"on-failure:{TRIES}",
         "stop_grace_period": f"{deployment.grace}s",

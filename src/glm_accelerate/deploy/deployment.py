@@ -102,6 +102,7 @@ def deployment_of(
     memory = _up(SPARE * host * ranks + shared, GIB)
     disk = _up(SPARE * (needs.total("disk") + files) + 10 * GIB, GIB)
     saved = needs.total("disk") / (config.checkpoint.keep_last + config.checkpoint.keep_best + 1)
+    cores = hardware.cores if on_cpu else HOST_CORES * ranks
     step = (seconds or 0.0) / max(1, plan.steps)
     grace = _up(MINUTE + 2 * step + saved / DISK, 30)
     planned = seconds if asked.hours is None else asked.hours * HOUR
@@ -110,6 +111,7 @@ def deployment_of(
     once = min(total, _up(planned * SPARE + HOUR / 2, MINUTE))
     took = "as asked for" if asked.hours is not None else f"the plan's {duration(planned)}"
     reasons = (
+        f"cores {cores}: {'as many as here' if on_cpu else f'assumed, {HOST_CORES} beside each device'}",
         f"memory {amount(memory)}: {ranks} x {amount(host)} by the plan, a quarter more, and /dev/shm",
         f"/dev/shm {amount(shared)}: assumed, what ranks of a node exchange",
         f"disk {amount(disk)}: checkpoints of {amount(needs.total('disk'))} and the model's files of "
@@ -124,7 +126,7 @@ def deployment_of(
         str(where / "runs" / name),
         asked,
         hardware.device,
-        hardware.cores if on_cpu else HOST_CORES * ranks,
+        cores,
         memory,
         shared,
         disk,

@@ -14,19 +14,20 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
+from glm_accelerate.cli.deploy import CLUSTER
 from glm_accelerate.cli.main import main
 
 Said = dict[str, Any]
 Write = Callable[..., Path]
 VERSIONS = ("1.29", "1.33", "1.37")  # of Kubernetes: the first with tries for each index, and the newest
-# Six jobs: of each kind of device, on one node and on several, with and without what may be asked for.
-JOBS = {
-    "one processor": (["--hours", "2"], {}),
-    "one card": (["--gpu", "RTX 4090", "--secret", "hub"], {}),
-    "evaluated beside": (["--gpu", "H100", "--gpus", "2"], {"evaluate": {"where": "external"}}),
-    "two nodes": (["--gpu", "A100", "--gpus", "4", "--nodes", "2", "--queue", "team"], {}),
-    "Ascend": (["--gpu", "Ascend 910B", "--gpus", "4", "--nodes", "2", "--queue", "q", "--volcano"], {}),
-    "MLU": (["--gpu", "MLU590", "--gpus", "2", "--nodes", "2", "--claim", "mine", "--hours", "9"], {}),
+# Six jobs: of each kind of device, on one node and on several; and what is asked of clusters for them.
+JOBS: dict[str, tuple[str, str, Said]] = {
+    "one processor": ("--hours 2", "", {}),
+    "one card": ("--gpu H20", "--secret hub", {}),
+    "evaluated beside": ("--gpu H100 --gpus 2", "", {"where": "external"}),
+    "two nodes": ("--gpu A100 --gpus 4 --nodes 2", "--queue team", {}),
+    "Ascend": ("--gpu 910B --gpus 4 --nodes 2", "--queue q --volcano", {}),
+    "MLU": ("--gpu MLU590 --gpus 2 --nodes 2 --hours 9", "--claim mine", {}),
 }
 
 
@@ -36,8 +37,9 @@ def write(tiny_run: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wr
     monkeypatch.chdir(tmp_path)
 
     def do(kind: str, job: str, *more: str) -> Path:
-        words, changes = JOBS[job]
-        said = tiny_run | {name: tiny_run[name] | value for name, value in changes.items()}
+        devices, cluster, changes = JOBS[job]
+        words = [*devices.split(), *(cluster.split() if kind in CLUSTER else [])]
+        said = tiny_run | {"evaluate": tiny_run["evaluate"] | changes}
         Path("My run.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
         assert main(["deploy", kind, "My run.yaml", *words, *more, "--out", kind]) == 0
         return tmp_path / kind
@@ -81,7 +83,7 @@ def tool(name: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("kind", ["k8s", "kubeflow"])
+@pytest.mark.parametrize("kind", CLUSTER)
 @pytest.mark.parametrize("job", JOBS)
 def test_manifests_are_what_clusters_accept(write: Write, kind: str, job: str) -> None:
     for manifest in manifests(write(kind, job)):
@@ -109,7 +111,7 @@ def test_a_broken_manifest_is_refused(write: Write) -> None:
             check(broken)
 
 
-@pytest.mark.parametrize("kind", ["k8s", "kubeflow"])
+@pytest.mark.parametrize("kind", CLUSTER)
 def test_what_a_signal_ended_is_no_failure_and_nothing_goes_on_for_ever(write: Write, kind: str) -> None:
     folder = write(kind, "two nodes")
     job = of_kind(folder, "Job" if kind == "k8s" else "TrainingRuntime")["spec"]
@@ -198,6 +200,10 @@ def test_what_the_job_would_not_see_is_refused(
     assert "is not below this directory, which is all that the job sees, as /data" in capsys.readouterr().err
     assert main(["deploy", "k8s", config, "--gpu", "24GiB"]) == 2
     assert "how long it takes is not known (--hours N" in capsys.readouterr().err
+    assert main(["deploy", "slurm", config, "--secret", "hub"]) == 2
+    assert "--secret is for compose, k8s, kubeflow" in capsys.readouterr().err
+    assert main(["deploy", "k8s", config, "--volcano"]) == 2
+    assert "(--queue default)" in capsys.readouterr().err
     assert not list(inner.rglob("*.yaml"))
 
 
@@ -207,12 +213,13 @@ def shellcheck(path: Path) -> int:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_scripts_of_slurm_are_sound(write: Write, job: str) -> None:
-    folder = write("slurm", job)
+    folder = write("slurm", job, "--queue", "night")
     text = (folder / "train.sh").read_text()
     assert (folder / "evaluate.sh").exists() == (job == "evaluated beside")
     for path in folder.glob("*.sh"):
         assert shellcheck(path) == 0
     assert re.search(r"^#SBATCH --signal=USR1@\d+\n#SBATCH --requeue$", text, re.MULTILINE)
+    assert "\n#SBATCH --partition=night\n" in text
     assert ("--rendezvous" in text) == ("--nnodes 1:2" in text) == ("#SBATCH --nodes=2" in text)
     (folder / "broken.sh").write_text(text.replace("$code", "$cod"))
     assert shellcheck(folder / "broken.sh") == 1
