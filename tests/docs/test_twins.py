@@ -16,7 +16,7 @@ TWINS = {"README.md": "README.zh.md"} | {
 }
 GENERATED = {"docs/config.md"}  # tables of the keys: tests/unit/config/test_reference.py compares them
 # May only shrink: a new page comes with its twin. docs/why/ is for those who read the code.
-ENGLISH_ONLY = {"architecture.md", "correctness.md", "howto/offload.md"}
+ENGLISH_ONLY = {"architecture.md"}
 MONTHS = "january february march april may june july august september october november december"
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 NUMBERS = {word: str(number) for number, word in enumerate(WORDS.split(), 1)} | {
