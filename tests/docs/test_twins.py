@@ -32,7 +32,7 @@ UNITS = {
     **{unit: unit for unit in ("GiB", "MiB", "KiB", "GB", "MB", "M", "Gbit/s")},
 }
 FIGURE = re.compile(
-    r"(?<![A-Za-z0-9_.^-])(\d[\d,]*(?:\.\d+)?(?:e-?\d+|\^\d+)?)(?![\d/])"
+    r"(?<![A-Za-z0-9_.^-])(\d[\d,]*(?:[./]\d+)?(?:e-?\d+|\^\d+|[BNm](?![A-Za-z]))?)(?!\d)"
     rf"(?:(?:\s|-)?({'|'.join(sorted(UNITS, key=len, reverse=True))})(?![A-Za-z]))?(?![A-Za-z])"
 )
 
@@ -83,7 +83,6 @@ def section(page: str, level: int, text: str) -> Section:
     prose = re.sub(r"`[^`]+`", "`", prose)
     links = Counter(goes_to(page, target) for target in re.findall(r"\]\(([^)]+)\)", prose))
     prose = re.sub(r"\]\([^)]+\)", "]", prose)
-    prose = re.sub(r"^ *\d+\. ", "", prose, flags=re.MULTILINE)
     found = figures(prose)
     units: dict[str, set[str]] = {}
     for number, unit in found:
