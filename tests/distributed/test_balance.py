@@ -140,9 +140,13 @@ def test_layers_move_at_a_checkpoint_and_stay_moved(
         assert job.returncode == 0, said
 
     go(tmp_path / "still", 9, "cost")
-    run = tmp_path / "moved"
-    go(run, 8, "measured")
-    (decision,) = [event for event in raw(run, "decision") if "stages" in event]
+    for number in range(3):  # times hide it now and then where others have the processor
+        run = tmp_path / f"moved-{number}"
+        go(run, 8, "measured")
+        decisions = [event for event in raw(run, "decision") if "stages" in event]
+        if decisions:
+            break
+    (decision,) = decisions
     first, last = decision["stages"]
     assert (decision["step"], first + last) == (7, 10)
     assert first < 9

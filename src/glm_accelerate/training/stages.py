@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import mean, median
 
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
@@ -53,7 +54,9 @@ class StageBalance:
         """Whether the run should go on from here with other stages."""
         if len(self._seen) < FEWEST:
             return False
-        seconds, passes = (sum(each) / len(self._seen) for each in zip(*self._seen, strict=True))
+        passes = mean(count for _, count in self._seen)
+        # The usual pass: one that stood still while something else had the processor says nothing of layers.
+        seconds = passes * median(taken / max(1, count) for taken, count in self._seen)
         every = of_all(self.life.place, seconds)
         busy = busy_of([taken for (taken,) in every], self.life.place.axes)
         if min(busy) * len(self._seen) < ENOUGH:
