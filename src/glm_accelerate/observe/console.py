@@ -52,9 +52,10 @@ class ConsoleObserver:
         *,
         clock: Callable[[], float] = time.monotonic,
         best: Callable[[], str] | None = None,
+        planned: int | None = None,
     ) -> None:
-        """`best`: called when training is done, for a word on the best weights."""
-        self._best = best
+        """`best`: called when training is done, for a word on the best weights. `planned`: memory."""
+        self._best, self._planned = best, planned
         self._console = console or Console(stderr=True)
         terminal = self._console.is_terminal
         self._seconds = SECONDS_BETWEEN_REFRESHES if terminal else SECONDS_BETWEEN_LINES
@@ -172,7 +173,7 @@ class ConsoleObserver:
         return [
             *figures,
             f"{tokens / seconds if seconds else 0:,.0f} tokens/s",
-            amount(number(event, "memory_bytes")),
+            amount(number(event, "memory_bytes")) + (f" of {amount(self._planned)}" if self._planned else ""),
             f"rate {number(event, 'learning_rate'):.1e}",
         ]
 

@@ -19,6 +19,7 @@ Event = Mapping[str, object]
 
 REPEATABLE = ("step", "checkpoint", "snapshot", "eval")  # a resumed run does these again for the same step
 BEGINNINGS = ("start", "resume")  # events of earlier attempts beyond their step are no longer part of the run
+MOVED = "the stages move"  # why an attempt stopped that goes on at once
 TAIL_BYTES = 1 << 16
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a lack of room may pass
 

@@ -9,6 +9,7 @@ import torch
 from glm_accelerate.config.schema import RunConfig
 from glm_accelerate.data.types import Step
 from glm_accelerate.models.decoder import Decoder
+from glm_accelerate.observe.events import MOVED
 from glm_accelerate.optim.mover import Mover
 from glm_accelerate.optim.schedule import rate
 from glm_accelerate.plan.run_plan import RunPlan
@@ -25,8 +26,6 @@ from glm_accelerate.training.state import Progress
 from glm_accelerate.training.step import ForwardBackward, StepOutcome, train_step
 from glm_accelerate.training.stop import StopRequest
 from glm_accelerate.training.watch import Watch
-
-MOVED = "the stages move"  # why the loop ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ events.jsonl -> whole lines from a byte on, steps thinned -> the page, which ask
 """
 
 import json
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from glm_accelerate.plan.run_plan import Memory
+from glm_accelerate.training.lock import LOCK
 
 MOST_STEPS = 4000  # of one answer: as many as a screen has columns
 STEP = b'"kind": "step"'
@@ -35,6 +38,14 @@ class WatchedRun:
             known["memory"] = Memory.from_json(plan["memory"]).watched(plan["device"])
         return known
 
+    def gone(self) -> str:
+        """The process that trained here, if it was on this machine and is no more."""
+        with suppress(OSError):
+            holder = re.match(r"process (\d+) on (\S+),", (self.directory / LOCK).read_text(encoding="utf-8"))
+            if holder and holder[2] == socket.gethostname() and not Path("/proc", holder[1]).exists():
+                return f"process {holder[1]}" if Path("/proc/self").exists() else ""
+        return ""
+
     def events(self, start: int) -> dict[str, Any]:
         """Events from a byte on, `next` to ask from, and `every`: one of so many steps is among them."""
         path = self.directory / "events.jsonl"
@@ -48,7 +59,7 @@ class WatchedRun:
             every = max(1, (size - start) // USUAL // MOST_STEPS)
             file.seek(start)
             lines, end = _whole_lines(file, start, every)
-        return {"events": list(_parsed(lines)), "next": end, "every": every}
+        return {"events": [each for each in _parsed(lines) if "kind" in each], "next": end, "every": every}
 
     def answers(self, step: int) -> list[dict[str, Any]]:
         """The first answers that the evaluation of a step generated."""

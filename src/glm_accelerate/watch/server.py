@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from glm_accelerate.watch.metrics import CONTENT, Metrics
 from glm_accelerate.watch.run import WatchedRun
 
 LOOPBACK = "127.0.0.1"
@@ -41,14 +42,19 @@ def asset(name: str) -> str:
     return (resources.files("glm_accelerate.watch") / "page" / name).read_text(encoding="utf-8")
 
 
+def new_token() -> str:
+    """192 bits, in letters that an address takes."""
+    return secrets.token_urlsafe(24)
+
+
 class PageServer(ThreadingHTTPServer):
     """Serves the runs until it is closed. `address` is what to open."""
 
     daemon_threads = True
 
-    def __init__(self, runs: Sequence[WatchedRun], port: int = 0) -> None:
+    def __init__(self, runs: Sequence[WatchedRun], port: int = 0, token: str = "") -> None:
         super().__init__((LOOPBACK, port), _Handler)
-        self.runs, self.token = list(runs), secrets.token_urlsafe(24)
+        self.runs, self.metrics, self.token = list(runs), Metrics(runs), token or new_token()
         self.port = int(self.server_address[1])
         self.cookie = f"glm-watch-{self.port}"  # cookies know no ports
         self.names = {f"{name}:{self.port}" for name in (LOOPBACK, "localhost")}
@@ -70,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif url.path == "/" and self._is_token(asked.get("token", [""])[0]):
             cookie = f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
             self._send(HTTPStatus.SEE_OTHER, "", headers={"Location": "/", "Set-Cookie": cookie})
+        elif url.path == "/metrics" and self._is_token(self._bearer() or asked.get("token", [""])[0]):
+            self._send(HTTPStatus.OK, self.server.metrics.text(), CONTENT)
         elif not self._is_token(self._cookie()):
             self._send(HTTPStatus.FORBIDDEN, "open the address that `glm-accelerate watch` printed")
         elif url.path in FILES:
@@ -105,6 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
         if origin is not None and origin.removeprefix("http://") not in self.server.names:
             return "this page is asked by itself alone"
         return ""
+
+    def _bearer(self) -> str:
+        kind, _, token = self.headers.get("Authorization", "").partition(" ")
+        return token.strip() if kind.lower() == "bearer" else ""
 
     def _cookie(self) -> str:
         try:

@@ -8,6 +8,8 @@ from threading import Thread
 
 import pytest
 
+from glm_accelerate.cli.watch import kept_token
+from glm_accelerate.runtime.errors import UserError
 from glm_accelerate.watch.run import WatchedRun
 from glm_accelerate.watch.server import LOOPBACK, PageServer
 
@@ -115,6 +117,30 @@ def test_events_are_given_from_where_the_page_was(server: PageServer) -> None:
     first = json.loads(get(server, "/events?run=0&from=0")[1])
     assert [event["step"] for event in first["events"]] == [1]
     assert json.loads(get(server, f"/events?run=0&from={first['next']}")[1])["events"] == []
+
+
+def test_prometheus_is_served_with_the_token(server: PageServer) -> None:
+    bearer = {"Authorization": f"Bearer {server.token}"}
+    for path, headers in (("/metrics", bearer), (f"/metrics?token={server.token}", {})):
+        answer, text = get(server, path, headers)
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert 'glm_step{run="run"} 1.0\n' in text
+    refused = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {server.token}"})
+    assert [get(server, "/metrics", headers)[0].status for headers in refused] == [403, 403, 403]
+    assert get(server, "/metrics", {**bearer, "Host": "evil.example"})[0].status == 403
+    assert get(server, "/runs", bearer)[0].status == 403  # a scraper sees figures and no texts
+
+
+def test_a_token_that_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    kept = kept_token(file)
+    assert kept == kept_token(file)
+    with PageServer([], token=kept) as running:
+        assert running.token == kept
+    file.chmod(0o644)
+    with pytest.raises(UserError, match="others can read it"):
+        kept_token(file)
 
 
 @pytest.mark.parametrize("verb", ["POST", "PUT", "DELETE", "OPTIONS"])
