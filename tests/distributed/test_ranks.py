@@ -18,7 +18,8 @@ import yaml
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.checkpoint.read import Reader
 from glm_accelerate.observe.events import read_events
-from glm_accelerate.parallel.heartbeat import signs
+from glm_accelerate.parallel.heartbeat import QUIET, signs
+from glm_accelerate.watch.run import WatchedRun
 from tests.checkpoints import latest
 from tests.warm import UNMEASURED_COMMAND, Warm
 
@@ -233,11 +234,36 @@ def test_a_stopped_rank_is_named_in_seconds(config: Path, tmp_path: Path, warm: 
         assert "(it is stopped)" in line
         assert re.search(r"step \d+, (training|saving|evaluating)", line)
         assert time.monotonic() - began < 20
+        assert seen(run, lambda states: states[1] == "stopped") == ["alive", "stopped"]
         os.kill(process, signal.SIGCONT)
+        assert seen(run, lambda states: states[1] == "alive") == ["alive", "alive"]
         reached = steps_done(run)
         while steps_done(run) < reached + 3:  # nobody was killed, and the job goes on
             assert job.poll() is None
             time.sleep(0.02)
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=120)
+    assert job.returncode == 75
+    assert seen(run, lambda states: True) == ["ended", "ended"]
+
+
+def test_a_stopped_first_rank_is_told_of_by_the_next(
+    config: Path, tmp_path: Path, warm: Callable[..., Warm]
+) -> None:
+    run = tmp_path / "run"
+    job = warm(*command(config, run, 2, "train.steps=100000"))
+    try:
+        while steps_done(run) < 3:
+            time.sleep(0.02)
+        process = processes(job.pid)[0]
+        os.kill(process, signal.SIGSTOP)
+        assert seen(run, lambda states: states[0] == "stopped") == ["stopped", "alive"]
+        (node,) = WatchedRun(run, "run").nodes()
+        assert node["ranks"][0]["process"] == process
+        assert node["ranks"][0]["seconds"] >= QUIET > node["ranks"][1]["seconds"] - node["age"]
+        os.kill(process, signal.SIGCONT)
+        assert seen(run, lambda states: states[0] == "alive") == ["alive", "alive"]
     finally:
         job.send_signal(signal.SIGTERM)
         job.communicate(timeout=120)
@@ -380,6 +406,15 @@ def steps_done(run: Path) -> int:
         return 0
     found = re.findall(r'"kind": "step".*?"step": (\d+)', path.read_text(errors="replace"))
     return int(found[-1]) if found else 0
+
+
+def seen(run: Path, enough: Callable[[list[str]], bool]) -> list[str]:
+    """How each rank is, as soon as the page shows that."""
+    states, ends = list[str](), time.monotonic() + 25
+    while not (states and enough(states)) and time.monotonic() < ends:
+        states = [rank["state"] for node in WatchedRun(run, "run").nodes() for rank in node["ranks"]]
+        time.sleep(0.05)
+    return states
 
 
 def alive(process: int) -> bool:

@@ -91,8 +91,13 @@ class Sign:
     step: int
     phase: str
 
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is held by a signal (SIGSTOP, Ctrl-Z) or a debugger."""
+        return _state(self.process) in ("T", "t")
+
     def __str__(self) -> str:
-        stopped = " (it is stopped)" if _state(self.process) == "T" else ""
+        stopped = " (it is stopped)" if self.stopped else ""
         where = f"step {self.step}, {self.phase}"
         return (
             f"rank {self.rank}, process {self.process}, is silent for {self.seconds:.0f} s{stopped}: {where}"

@@ -15,6 +15,7 @@ from glm_accelerate.training.build import Built, built
 from glm_accelerate.training.loop import loop
 from glm_accelerate.training.saver import AFTER_A_RANK, MOMENT
 from glm_accelerate.training.settle import Start
+from glm_accelerate.training.signs import shown_signs
 from glm_accelerate.training.stop import StopRequest
 
 FRESH = Start()
@@ -67,7 +68,7 @@ def _attempt(
     on_built: Callable[[Built], None] | None,
 ) -> tuple[Result, tuple[int, ...]]:
     """From a start to an end, and the stages to go on with from its last checkpoint, if they move."""
-    with building as ready:
+    with building as ready, shown_signs(ready.run.life, ready.run.device):
         if on_built is not None:
             on_built(ready)
         run = ready.run

@@ -12,7 +12,15 @@ from glm_accelerate.watch.server import asset
 
 def page_of(runs: Sequence[WatchedRun]) -> str:
     """It asks nobody for anything, and its policy lets no other script run."""
-    known = [{**run.about(), "events": run.events(0)["events"], "answers": _answers(run)} for run in runs]
+    known = [
+        {
+            **run.about(),
+            "events": run.events(0)["events"],
+            "nodes": run.nodes(),
+            "answers": _answers(run),
+        }
+        for run in runs
+    ]
     data = json.dumps(known, ensure_ascii=False).replace("<", "\\u003c")  # no text ends the element
     scripts, styles = [asset("uplot.js"), asset("page.js")], [asset("uplot.css"), asset("page.css")]
     policy = (

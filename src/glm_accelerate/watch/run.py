@@ -4,15 +4,19 @@ events.jsonl -> whole lines from a byte on, steps thinned -> the page, which ask
 """
 
 import json
+import math
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from glm_accelerate.parallel.heartbeat import QUIET
 from glm_accelerate.plan.run_plan import Memory
+from glm_accelerate.training import signs
 from glm_accelerate.training.lock import LOCK
 
 MOST_STEPS = 4000  # of one answer: as many as a screen has columns
@@ -20,6 +24,8 @@ STEP = b'"kind": "step"'
 USUAL = 320  # bytes of a step's line
 BLOCK = 1 << 24
 MOST_ANSWERS = 20
+LATE = 30.0  # seconds after which a node's file is missed: a shared disk shows it late
+MOST_OF_A_NODE = 1 << 20  # bytes of its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,19 @@ class WatchedRun:
                 return f"process {holder[1]}" if Path("/proc/self").exists() else ""
         return ""
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """Each node with its ranks, and how they are now, by what it wrote last."""
+        found: list[dict[str, Any]] = []
+        for path in sorted((self.directory / signs.FOLDER).glob("*.json")):
+            with suppress(OSError, ValueError, LookupError, TypeError), path.open("rb") as file:
+                found.append(_node(json.loads(file.read(MOST_OF_A_NODE)), time.time()))
+        newest = max((node["attempt"] for node in found), default=0)
+        for node in found:
+            if node["attempt"] < newest:
+                for rank in node["ranks"]:
+                    rank["state"] = "left"
+        return sorted(found, key=lambda node: (-node["attempt"], node["first"]))
+
     def events(self, start: int) -> dict[str, Any]:
         """Events from a byte on, `next` to ask from, and `every`: one of so many steps is among them."""
         path = self.directory / "events.jsonl"
@@ -69,6 +88,57 @@ class WatchedRun:
                 lines = [file.readline(BLOCK) for _ in range(MOST_ANSWERS)]
             found += _parsed([line for line in lines if line])
         return found
+
+
+def _node(said: dict[str, Any], now: float) -> dict[str, Any]:
+    """A node's file as the page takes it; an error where it is torn, or none of ours."""
+    age = max(0.0, now - _number(said["time"]))
+    ranks = [_rank(each, age, bool(said["ended"])) for each in said["ranks"]]
+    return {
+        "node": str(said["node"]),
+        "attempt": _number(said["attempt"]),
+        "first": min(each["rank"] for each in ranks),
+        "age": age,
+        "load": _number(said["load"]),
+        "cores": _number(said["cores"]),
+        "free": _number(said["memory"]["free"]),
+        "whole": _number(said["memory"]["whole"]),
+        "ranks": sorted(ranks, key=lambda each: each["rank"]),
+        "others": [
+            {
+                "device": str(each["device"]),
+                "bytes": _number(each["bytes"]),
+                "count": _number(each["count"]),
+                "named": list(map(str, each["named"])),
+            }
+            for each in said["others"]
+        ],
+    }
+
+
+def _rank(said: dict[str, Any], age: float, ended: bool) -> dict[str, Any]:
+    """A rank, and in one word how it is. Its silence counts from its own last sign."""
+    if said["process"] is None:
+        return {"rank": _number(said["rank"]), "state": "ended" if ended else "gone"}
+    silent = _number(said["silent"])
+    state = "ended" if ended else "stopped" if said["stopped"] else "alive"
+    if state == "alive" and (silent >= QUIET or age > LATE):
+        state = "silent"
+    return {
+        "rank": _number(said["rank"]),
+        "state": state,
+        "process": _number(said["process"]),
+        "step": _number(said["step"]),
+        "phase": str(said["phase"]),
+        "seconds": silent + age,
+    }
+
+
+def _number(value: object) -> float:
+    """A number that JSON has: not NaN, with which a browser would not read the answer."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 def _whole_lines(file: BinaryIO, start: int, every: int) -> tuple[list[bytes], int]:

@@ -95,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
             elif number < 0 or start < 0 or step < 0:
                 raise ValueError
             elif path == "/events":
-                found = self.server.runs[number].events(start)
+                run = self.server.runs[number]
+                found = {**run.events(start), "nodes": run.nodes()}
             elif path == "/answers":
                 found = self.server.runs[number].answers(step)
             else:

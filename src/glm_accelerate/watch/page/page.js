@@ -13,6 +13,11 @@ const WORDS = {
     answer: "Answer", reference: "Expected", none: "none yet", metrics: "metrics",
     start: "begins", resume: "goes on", warning: "warning", decision: "decision", stop: "ends", thinned: "one of so many steps is drawn:",
     better: "better", worse: "worse", tied: "tied", undecided: "undecided", failed: "failed", ranks: "ranks",
+    nodes: "Nodes and ranks", node: "node", rank: "rank", process: "process", sign: "sign of life", load: "load", cores: "cores",
+    free: "memory free", others: "held by other processes", ago: "s ago", more: "more", nobody: "nobody", phase: "doing",
+    silentFor: "no sign for", stoppedNow: "stopped by a signal (SIGSTOP); no sign for", ended: "ended", gone: "its process is gone",
+    leftOut: "not in the newest start; last sign", said: "said",
+    starting: "starting", proving: "proving", evaluating: "evaluating", saving: "saving",
   },
   zh: {
     language: "English", loss: "损失", rate: "学习率", norm: "梯度范数", speed: "每秒 token 数",
@@ -25,6 +30,11 @@ const WORDS = {
     answer: "回答", reference: "参考答案", none: "暂无", metrics: "指标",
     start: "开始", resume: "继续", warning: "警告", decision: "决定", stop: "结束", thinned: "步数很多，每隔几步画一点：",
     better: "更好", worse: "更差", tied: "相当", undecided: "未定", failed: "失败", ranks: "个 rank",
+    nodes: "节点与 rank", node: "节点", rank: "rank", process: "进程", sign: "存活信号", load: "负载", cores: "核",
+    free: "空闲内存", others: "其他进程占用", ago: "秒前", more: "个未列出", nobody: "无", phase: "正在做",
+    silentFor: "无信号已", stoppedNow: "被信号暂停（SIGSTOP），无信号已", ended: "已结束", gone: "进程已不存在",
+    leftOut: "不在最近一次启动中，最后信号距今", said: "上报于",
+    starting: "启动", proving: "自检", evaluating: "评测", saving: "保存",
   },
 };
 const SILENT = 60, POLL = 2000, MOST = 8000, ROWS = 200;  // seconds, milliseconds, steps, rows of a table
@@ -44,7 +54,7 @@ function element(kind, text, inside = [], marks = {}) {
 }
 
 function begun(about) {
-  return { ...about, next: 0, every: 1, steps: [], evals: [], saves: [], log: [], info: null, stop: null, newest: 0 };
+  return { ...about, next: 0, every: 1, steps: [], evals: [], saves: [], log: [], nodes: about.nodes || [], info: null, stop: null, newest: 0 };
 }
 
 function take(run, event) {
@@ -216,9 +226,42 @@ function evaluations() {
   $("evaluations").replaceChildren(...parts);
 }
 
+// How a rank is, in words: colour alone tells nobody.
+function sign(rank) {
+  const since = rank.seconds == null ? "" : span(rank.seconds);
+  const words = {
+    alive: () => `${Math.round(rank.seconds)} ${t("ago")}`, silent: () => `${t("silentFor")} ${since}`,
+    stopped: () => `${t("stoppedNow")} ${since}`, ended: () => t("ended"), gone: () => t("gone"), left: () => `${t("leftOut")} ${since}`,
+  }[rank.state]();
+  return element("span", words, [], { class: { silent: "warning", stopped: "warning", gone: "warning" }[rank.state] || "" });
+}
+
+function nodes() {
+  const many = runs.length > 1, gib = (bytes) => `${short(bytes / 2 ** 30)} GiB`;
+  const every = runs.flatMap((run) => run.nodes.map((node) => ({ run: many ? [run.name] : [], node })));
+  if (!every.length) { $("nodes").replaceChildren(); return; }
+  const held = (one) => {
+    const rest = one.count - one.named.length, names = one.named.join(", ") + (rest > 0 ? `, ${rest} ${t("more")}` : "");
+    return `${one.device}: ${one.count ? `${gib(one.bytes)} (${names})` : t("nobody")}`;
+  };
+  const machines = every.map(({ run, node }) => [...run, node.node, `${node.load.toFixed(1)} / ${node.cores} ${t("cores")}`,
+    `${gib(node.free)} / ${gib(node.whole)}`, node.others.map(held).join("; ") || "–", span(node.age)]);
+  const ranks = every.flatMap(({ run, node }) => node.ranks.map((rank) => [...run, rank.rank, node.node, rank.process ?? "–", rank.step ?? "–",
+    rank.phase ? t(rank.phase) : "–", sign(rank)]));
+  const first = many ? [t("run")] : [];
+  const tables = [table([...first, t("node"), t("load"), t("free"), t("others"), t("said")], machines),
+    table([...first, t("rank"), t("node"), t("process"), t("step"), t("phase"), t("sign")], ranks)];
+  const there = [...$("nodes").querySelectorAll(".scroll")];  // they keep their place and the focus
+  if (there.length) there.forEach((region, place) => region.replaceChildren(tables[place]));
+  else $("nodes").replaceChildren(element("h2", ""), scroll(tables[0], ""), scroll(tables[1], ""));
+  $("nodes").querySelector("h2").textContent = t("nodes");
+  [t("load"), t("sign")].forEach((label, place) => $("nodes").querySelectorAll(".scroll")[place].setAttribute("aria-label", label));
+}
+
 const scroll = (inside, label) => element("div", null, [inside], { class: "scroll", tabindex: "0", role: "region", "aria-label": label });
 
 function lists() {
+  nodes();
   const many = runs.length > 1;
   $("runs").replaceChildren(...runs.map((run, number) => {
     const about = run.info ? [run.info.family, run.info.method, run.info.device, `${run.info.ranks} ${t("ranks")}`].join(" · ") : "";
@@ -275,6 +318,7 @@ async function poll() {
       const found = await ask(`events?run=${number}&from=${run.next}`);
       if (found.next < run.next) Object.assign(run, begun(run));  // the log begins anew
       run.next = found.next;
+      run.nodes = found.nodes;
       run.every = Math.max(run.every, found.every);
       for (const event of found.events) take(run, event);
       news ||= found.events.length > 0;
