@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,9 @@ class NodeSigns:
 
     def signs(self) -> dict[int, Sign]:
         """By rank: the last sign of each whose process is there."""
-        if self.folder is not None:
-            return {sign.rank: sign for sign in signs(self.folder)}
-        doing = self.ranks.doing
-        return {self.ranks.rank: Sign(self.ranks.rank, os.getpid(), 0.0, doing.step, doing.phase)}
+        rank, doing = self.ranks.rank, self.ranks.doing
+        known = {} if self.folder is None else {sign.rank: sign for sign in signs(self.folder)}
+        return known | {rank: Sign(rank, os.getpid(), 0.0, doing.step, doing.phase)}
 
     def writes(self, known: dict[int, Sign]) -> bool:
         """Whether it is this rank that writes: the first one, or another if all before it are silent."""
@@ -128,8 +127,8 @@ class NodeSigns:
             with suppress(OSError):  # a full disk, or a directory that is gone: training goes on
                 if self.files.parent.is_dir():  # a run that was moved is not begun anew
                     make_folder(self.files)
-                path = self.files / f"{quote(self.name, safe='')[:LONGEST]}.json"
-                write_text(path, json.dumps(self._state(known, ended), ensure_ascii=False), synced=False)
+                path = self.files / f"{quote(self.name, safe='', errors='replace')[:LONGEST]}.json"
+                write_text(path, json.dumps(self._state(known, ended)), synced=False)
 
     def _state(self, known: dict[int, Sign], ended: bool) -> dict[str, Any]:
         whole, free = host_memory()
@@ -178,16 +177,15 @@ def _heard(ranks: Ranks) -> Generator[Path | None, None, None]:
         yield watched
         return
     name = node_name()
-    with ExitStack() as held:
-        first = (ranks.nodes or (name,) * ranks.count).index(name)
-        own = ""
-        if ranks.rank == first:
-            own = held.enter_context(
-                tempfile.TemporaryDirectory(prefix="glm-accelerate-", ignore_cleanup_errors=True)
-            )
-        folder = Path(ranks.gather(own)[first])
-        held.enter_context(beating(folder, ranks.rank, ranks.doing))
-        yield folder
+    first = (ranks.nodes or (name,) * ranks.count).index(name)
+    own = tempfile.mkdtemp(prefix="glm-accelerate-") if ranks.rank == first else ""
+    folder = Path(ranks.gather(own)[first])
+    try:
+        with beating(folder, ranks.rank, ranks.doing):
+            yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # the last one can
 
 
 def _of(process: int, ours: set[int]) -> bool:

@@ -30,6 +30,7 @@ OTHERS = {
     "planned_memory_bytes": "What the plan had said of memory_bytes.",
     "evaluation": "The last evaluation's metrics, by name.",
     "warnings_total": "Warnings since the run's first start.",
+    "silent_ranks": "Processes of the newest start that give no sign of life.",
     "last_event_timestamp_seconds": "When the run last said anything.",
     "ended": "1: the last start has ended, as is said in `reason`; 0: it has not, or was killed.",
 }
@@ -82,6 +83,8 @@ class _Newest:
         for metric, value in (self.last.get("eval", {}).get("metrics") or {}).items():
             if _is_number(value):
                 yield "evaluation", {"metric": metric}, value
+        if run.nodes():
+            yield "silent_ranks", {}, len(run.missed())
         if self.last:
             stop = self.last.get("stop")
             yield "warnings_total", {}, self.warnings

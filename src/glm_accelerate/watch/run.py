@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from glm_accelerate.parallel.heartbeat import QUIET
 from glm_accelerate.plan.run_plan import Memory
+from glm_accelerate.runtime.words import duration
 from glm_accelerate.training import signs
 from glm_accelerate.training.lock import LOCK
 
@@ -25,6 +26,7 @@ USUAL = 320  # bytes of a step's line
 BLOCK = 1 << 24
 MOST_ANSWERS = 20
 LATE = 30.0  # seconds after which a node's file is missed: a shared disk shows it late
+MISSED = {"silent": "is silent", "stopped": "is stopped by a signal", "gone": "is gone"}
 MOST_OF_A_NODE = 1 << 20  # bytes of its file
 
 
@@ -56,7 +58,10 @@ class WatchedRun:
         """Each node with its ranks, and how they are now, by what it wrote last."""
         found: list[dict[str, Any]] = []
         for path in sorted((self.directory / signs.FOLDER).glob("*.json")):
-            with suppress(OSError, ValueError, LookupError, TypeError), path.open("rb") as file:
+            with (
+                suppress(OSError, ValueError, LookupError, TypeError, RecursionError),
+                path.open("rb") as file,
+            ):
                 found.append(_node(json.loads(file.read(MOST_OF_A_NODE)), time.time()))
         newest = max((node["attempt"] for node in found), default=0)
         for node in found:
@@ -64,6 +69,15 @@ class WatchedRun:
                 for rank in node["ranks"]:
                     rank["state"] = "left"
         return sorted(found, key=lambda node: (-node["attempt"], node["first"]))
+
+    def missed(self) -> list[str]:
+        """Each rank of the newest start that should give signs of life and does not, in words."""
+        return [
+            f"rank {rank['rank']} on {node['node']} {MISSED[rank['state']]}{_since(rank)}"
+            for node in self.nodes()
+            for rank in node["ranks"]
+            if rank["state"] in MISSED
+        ]
 
     def events(self, start: int) -> dict[str, Any]:
         """Events from a byte on, `next` to ask from, and `every`: one of so many steps is among them."""
@@ -95,7 +109,7 @@ def _node(said: dict[str, Any], now: float) -> dict[str, Any]:
     age = max(0.0, now - _number(said["time"]))
     ranks = [_rank(each, age, bool(said["ended"])) for each in said["ranks"]]
     return {
-        "node": str(said["node"]),
+        "node": _text(said["node"]),
         "attempt": _number(said["attempt"]),
         "first": min(each["rank"] for each in ranks),
         "age": age,
@@ -106,10 +120,10 @@ def _node(said: dict[str, Any], now: float) -> dict[str, Any]:
         "ranks": sorted(ranks, key=lambda each: each["rank"]),
         "others": [
             {
-                "device": str(each["device"]),
+                "device": _text(each["device"]),
                 "bytes": _number(each["bytes"]),
                 "count": _number(each["count"]),
-                "named": list(map(str, each["named"])),
+                "named": list(map(_text, each["named"])),
             }
             for each in said["others"]
         ],
@@ -129,9 +143,18 @@ def _rank(said: dict[str, Any], age: float, ended: bool) -> dict[str, Any]:
         "state": state,
         "process": _number(said["process"]),
         "step": _number(said["step"]),
-        "phase": str(said["phase"]),
+        "phase": _text(said["phase"]),
         "seconds": silent + age,
     }
+
+
+def _text(value: object) -> str:
+    """As text that can be sent: half a character cannot."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _since(rank: dict[str, Any]) -> str:
+    return f": no sign for {duration(rank['seconds'])}" if "seconds" in rank else ""
 
 
 def _number(value: object) -> float:

@@ -40,6 +40,8 @@ def tail(run: WatchedRun, console: Console, pause: Callable[[float], None] = tim
                 observer.close()
                 for_long = f"no event for {duration(time.time() - newest)}"
                 say(console, f"{for_long}{f', and {gone} is gone: it failed or was killed' if gone else ''}")
+                for sentence in run.missed():
+                    say(console, sentence)
                 if gone:
                     return
             pause(LOOK)

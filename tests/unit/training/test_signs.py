@@ -140,7 +140,7 @@ def test_a_run_that_is_moved_leaves_nothing_where_it_was(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["moved"]
 
 
-@pytest.mark.parametrize("name", ["<script>", "../../up", "..", "n" * 300, "节点/1"])
+@pytest.mark.parametrize("name", ["<script>", "../../up", "..", "n" * 300, "节点/1", "half \udcff"])
 def test_any_name_of_a_node_is_a_file_in_its_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,4 +150,4 @@ def test_any_name_of_a_node_is_a_file_in_its_folder(
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     (node,) = WatchedRun(tmp_path / "run", "run").nodes()
-    assert node["node"] == name
+    assert node["node"] == name.encode("utf-8", "replace").decode()

@@ -56,7 +56,19 @@ def test_the_newest_of_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         {"kind": "resume", "step": 4, "steps": 5, "ranks": 2},
         {"kind": "stop", "reason": "done", "step": 5},
     )
+    (other / "ranks").mkdir()
+    ranks = [{"rank": number, "process": None} for number in range(2)]
+    node = {
+        "node": "n",
+        "time": 1.5e9,
+        "attempt": 1,
+        "load": 1.5,
+        "cores": 2,
+        "memory": {"free": 1, "whole": 2},
+    }
+    (other / "ranks/n.json").write_text(json.dumps(node | {"ended": False, "others": [], "ranks": ranks}))
     found = read(metrics.text())
+    assert found["glm_silent_ranks", "gauge"] == {"other": 2}
     assert found["glm_step", "gauge"] == {name: 2}
     assert ("glm_loss", "gauge") not in found  # it was not finite
     assert found["glm_held_out_loss", "gauge"] == {name: 1.25}

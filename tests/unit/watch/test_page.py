@@ -48,6 +48,14 @@ def run(tmp_path: Path) -> WatchedRun:
     (folder / "events.jsonl").write_text("".join(lines) + '{"kind": "st', encoding="utf-8")
     answer = {"prompt": HOSTILE, "reference": "二", "answer": HOSTILE, "scores": {}}
     (folder / "evals/40-a-1.predictions.jsonl").write_text(json.dumps(answer) + "\n")
+    rank = {"rank": 0, "process": 7, "step": 40, "phase": HOSTILE, "silent": 9.0, "stopped": True}
+    node = {
+        "node": HOSTILE, "time": 1.7e9, "attempt": 2, "ended": False, "load": 1.5, "cores": 2,
+        "memory": {"free": 1 << 30, "whole": 1 << 31}, "ranks": [rank],
+        "others": [{"device": "cuda:0", "bytes": 3 << 30, "count": 2, "named": [HOSTILE]}],
+    }  # fmt: skip
+    (folder / "ranks").mkdir()
+    (folder / "ranks/n.json").write_text(json.dumps(node))
     return WatchedRun(folder, folder.name)
 
 
@@ -77,6 +85,9 @@ def test_a_browser_draws_it_and_runs_no_text(run: WatchedRun, language: str, tmp
     assert {"en": "step 40 of 40 · finished", "zh-CN": "第 40 步 / 40 · 已完成"}[language] in dom
     assert {"en": "Loss 40.2 (step 40)", "zh-CN": "损失 40.2 (第 40 步)"}[language] in dom
     assert "&lt;img src=x onerror" in dom
+    assert {"en": "stopped by a signal (SIGSTOP); no sign for", "zh-CN": "被信号暂停（SIGSTOP），无信号已"}[
+        language
+    ] in dom
 
 
 @pytest.mark.process
@@ -97,6 +108,8 @@ def test_one_file_has_all_in_it_and_asks_for_nothing(run: WatchedRun) -> None:
     known = json.loads(data)
     assert [len(each["events"]) for each in known] == [55, 55]
     assert known[0]["answers"]["40"][0]["answer"] == HOSTILE
+    (node,) = known[0]["nodes"]
+    assert (node["node"], node["ranks"][0]["state"]) == (HOSTILE, "stopped")
     assert asset("page.js") in page
 
 
@@ -104,7 +117,9 @@ def test_it_is_written_by_the_command(
     run: WatchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", str(run.directory), "--html", str(tmp_path / "run.html")]) == 0
-    assert (tmp_path / "run.html").read_text(encoding="utf-8") == page_of([run])
+    pages = ((tmp_path / "run.html").read_text(encoding="utf-8"), page_of([run]))
+    one, other = (re.sub(r'"(age|seconds)": [\d.]+', "", page) for page in pages)
+    assert one == other
     assert main(["watch", str(tmp_path / "none")]) == 2
     assert "there is no such run" in capsys.readouterr().err
 

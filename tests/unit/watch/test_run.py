@@ -1,9 +1,13 @@
 """What the page is told of a run directory."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
-from glm_accelerate.watch.run import BLOCK, MOST_ANSWERS, MOST_STEPS, WatchedRun
+import pytest
+
+from glm_accelerate.watch.run import BLOCK, LATE, MOST_ANSWERS, MOST_STEPS, WatchedRun
 
 
 def step(number: int) -> str:
@@ -89,3 +93,69 @@ def test_a_run_that_is_no_run_is_shown_as_waiting(tmp_path: Path) -> None:
     assert WatchedRun(tmp_path, "run").about() == {"name": "run", "memory": None, "reasons": []}
     (tmp_path / "plan.json").write_text('{"memory": 3')
     assert WatchedRun(tmp_path, "run").about()["memory"] is None
+
+
+def node(name: str = "n", seconds: float = 0.0, **more: Any) -> str:
+    """A node's file, of two ranks, that was written so many seconds ago."""
+    rank = {"process": 7, "step": 3, "phase": "training", "silent": 0.5, "stopped": False}
+    said = {
+        "node": name, "time": time.time() - seconds, "attempt": 1, "ended": False, "load": 1.5, "cores": 2,
+        "memory": {"free": 1, "whole": 2}, "ranks": [{"rank": 1, **rank}, {"rank": 0, **rank}], "others": [],
+    }  # fmt: skip
+    return json.dumps(said | more)
+
+
+def test_nodes_are_read_as_they_are_now(tmp_path: Path) -> None:
+    run, folder = WatchedRun(tmp_path, "run"), tmp_path / "ranks"
+    assert run.nodes() == run.missed() == []
+    folder.mkdir()
+    (folder / "late.json").write_text(node("late", LATE + 10))
+    stopped = {"process": 8, "step": 3, "phase": "saving", "silent": 6.0, "stopped": True}
+    quiet = [{"rank": 3, **stopped}, {"rank": 4, **stopped, "stopped": False}, {"rank": 2, "process": None}]
+    (folder / "quiet.json").write_text(node("quiet", ranks=quiet))
+    first, second = run.nodes()
+    assert [(each["rank"], each["state"]) for each in first["ranks"]] == [(0, "silent"), (1, "silent")]
+    assert first["age"] == pytest.approx(LATE + 10, abs=2)
+    states = [(each["rank"], each["state"]) for each in second["ranks"]]
+    assert states == [(2, "gone"), (3, "stopped"), (4, "silent")]
+    assert second["ranks"][1]["seconds"] == pytest.approx(6, abs=2)
+    missed = run.missed()
+    assert len(missed) == 5
+    assert missed[2] == "rank 2 on quiet is gone"
+    assert missed[3].startswith("rank 3 on quiet is stopped by a signal: no sign for 6")
+    (folder / "quiet.json").write_text(node("quiet", attempt=2))
+    assert [each["node"] for each in run.nodes()] == ["quiet", "late"]
+    assert run.missed() == []  # the other one takes no part any more
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '"text"',
+        "\xff",
+        node()[:-5],
+        node(ranks=[]),
+        node(ranks=[3]),
+        node(ranks=3),
+        node(load="1"),
+        node(load=float("nan")),
+        node(time=1e400),
+        node(memory=[]),
+        node(others=[{}]),
+        node(attempt=None),
+        "[" * 100_000,
+        '{"time": ' + "9" * 10_000 + "}",
+    ],
+)
+def test_a_torn_or_foreign_file_hides_no_other(text: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/a.json").write_text(text, encoding="latin-1")
+    (tmp_path / "ranks/b.json").write_text(node("good"))
+    nodes = WatchedRun(tmp_path, "run").nodes()
+    assert [each["node"] for each in nodes] == ["good"]
+    json.dumps(nodes, allow_nan=False)  # what a browser can read

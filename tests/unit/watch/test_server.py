@@ -119,6 +119,23 @@ def test_events_are_given_from_where_the_page_was(server: PageServer) -> None:
     assert json.loads(get(server, f"/events?run=0&from={first['next']}")[1])["events"] == []
 
 
+def test_nodes_come_with_the_events(server: PageServer, tmp_path: Path) -> None:
+    assert json.loads(get(server, "/events?run=0&from=0")[1])["nodes"] == []
+    rank = {"rank": 0, "process": 7, "step": 3, "phase": "training", "silent": 0.5, "stopped": False}
+    said = {
+        "node": "<script>", "time": 1.7e9, "attempt": 1, "ended": True, "load": 1.5, "cores": 2,
+        "memory": {"free": 1, "whole": 2}, "ranks": [rank],
+        "others": [{"device": "cuda:0", "bytes": 5, "count": 1, "named": ["<img>"]}],
+    }  # fmt: skip
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/torn.json").write_text(json.dumps(said)[:-9])
+    (tmp_path / "ranks/n.json").write_text(json.dumps(said))
+    answer, text = get(server, "/events?run=0&from=0")
+    assert answer.headers["Content-Type"].startswith("application/json")
+    (node,) = json.loads(text)["nodes"]
+    assert (node["node"], node["ranks"][0]["state"], node["others"]) == ("<script>", "ended", said["others"])
+
+
 def test_prometheus_is_served_with_the_token(server: PageServer) -> None:
     bearer = {"Authorization": f"Bearer {server.token}"}
     for path, headers in (("/metrics", bearer), (f"/metrics?token={server.token}", {})):

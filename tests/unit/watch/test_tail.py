@@ -78,5 +78,14 @@ def test_one_that_has_ended_or_was_killed_is_not_waited_for(tmp_path: Path) -> N
     assert shown(tmp_path, "", ended).count("no event for") == 1
     log.write_text(lines({**START, **old}, {**step(3), **old}))
     (tmp_path / "lock").write_text(f"process 4194305 on {socket.gethostname()}, since 2026-11-23 UTC,")
-    assert "and process 4194305 is gone: it failed or was killed" in shown(tmp_path)
+    rank = {"rank": 1, "process": 7, "step": 3, "phase": "training", "silent": 40.0, "stopped": True}
+    node = {
+        "node": "n [bold]", "time": time.time(), "attempt": 1, "ended": False, "load": 1.5, "cores": 2,
+        "memory": {"free": 1, "whole": 2}, "ranks": [rank], "others": [],
+    }  # fmt: skip
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/n.json").write_text(json.dumps(node))
+    text = shown(tmp_path)
+    assert "and process 4194305 is gone: it failed or was killed" in text
+    assert "rank 1 on n [bold] is stopped by a signal: no sign for 40" in text
     assert main(["watch", str(tmp_path), str(tmp_path.parent), "--tail"]) == 2

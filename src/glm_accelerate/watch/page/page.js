@@ -14,9 +14,9 @@ const WORDS = {
     start: "begins", resume: "goes on", warning: "warning", decision: "decision", stop: "ends", thinned: "one of so many steps is drawn:",
     better: "better", worse: "worse", tied: "tied", undecided: "undecided", failed: "failed", ranks: "ranks",
     nodes: "Nodes and ranks", node: "node", rank: "rank", process: "process", sign: "sign of life", load: "load", cores: "cores",
-    free: "memory free", others: "held by other processes", ago: "s ago", more: "more", nobody: "nobody", phase: "doing",
+    free: "memory free", others: "held by other processes", ago: "ago", seconds: "s", more: "more", nobody: "nobody", phase: "doing",
     silentFor: "no sign for", stoppedNow: "stopped by a signal (SIGSTOP); no sign for", ended: "ended", gone: "its process is gone",
-    leftOut: "not in the newest start; last sign", said: "said",
+    leftOut: "not in the newest start; last sign", said: "reported",
     starting: "starting", proving: "proving", evaluating: "evaluating", saving: "saving",
   },
   zh: {
@@ -31,9 +31,9 @@ const WORDS = {
     start: "开始", resume: "继续", warning: "警告", decision: "决定", stop: "结束", thinned: "步数很多，每隔几步画一点：",
     better: "更好", worse: "更差", tied: "相当", undecided: "未定", failed: "失败", ranks: "个 rank",
     nodes: "节点与 rank", node: "节点", rank: "rank", process: "进程", sign: "存活信号", load: "负载", cores: "核",
-    free: "空闲内存", others: "其他进程占用", ago: "秒前", more: "个未列出", nobody: "无", phase: "正在做",
+    free: "空闲内存", others: "其他进程占用", ago: "前", seconds: "秒", more: "个未列出", nobody: "无", phase: "正在做",
     silentFor: "无信号已", stoppedNow: "被信号暂停（SIGSTOP），无信号已", ended: "已结束", gone: "进程已不存在",
-    leftOut: "不在最近一次启动中，最后信号距今", said: "上报于",
+    leftOut: "不在最近一次启动中，最后信号距今", said: "上报时间",
     starting: "启动", proving: "自检", evaluating: "评测", saving: "保存",
   },
 };
@@ -226,11 +226,13 @@ function evaluations() {
   $("evaluations").replaceChildren(...parts);
 }
 
+const ago = (seconds) => `${seconds < 60 ? `${Math.round(seconds)} ${t("seconds")}` : span(seconds)} ${t("ago")}`;
+
 // How a rank is, in words: colour alone tells nobody.
 function sign(rank) {
   const since = rank.seconds == null ? "" : span(rank.seconds);
   const words = {
-    alive: () => `${Math.round(rank.seconds)} ${t("ago")}`, silent: () => `${t("silentFor")} ${since}`,
+    alive: () => ago(rank.seconds), silent: () => `${t("silentFor")} ${since}`,
     stopped: () => `${t("stoppedNow")} ${since}`, ended: () => t("ended"), gone: () => t("gone"), left: () => `${t("leftOut")} ${since}`,
   }[rank.state]();
   return element("span", words, [], { class: { silent: "warning", stopped: "warning", gone: "warning" }[rank.state] || "" });
@@ -245,7 +247,7 @@ function nodes() {
     return `${one.device}: ${one.count ? `${gib(one.bytes)} (${names})` : t("nobody")}`;
   };
   const machines = every.map(({ run, node }) => [...run, node.node, `${node.load.toFixed(1)} / ${node.cores} ${t("cores")}`,
-    `${gib(node.free)} / ${gib(node.whole)}`, node.others.map(held).join("; ") || "–", span(node.age)]);
+    `${gib(node.free)} / ${gib(node.whole)}`, node.others.map(held).join("; ") || "–", ago(node.age)]);
   const ranks = every.flatMap(({ run, node }) => node.ranks.map((rank) => [...run, rank.rank, node.node, rank.process ?? "–", rank.step ?? "–",
     rank.phase ? t(rank.phase) : "–", sign(rank)]));
   const first = many ? [t("run")] : [];
