@@ -31,8 +31,11 @@ CORES = ("tests/unit/plan", "tests/unit/evaluate/protocol/test_child.py", "tests
 HOST = processor_flags()
 # Root outside of a namespace in which it is nobody: files are its own, and what it may not read stays closed.
 NOT_ROOT = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
-# What waits for another machine, by the reason that is given: a GPU, or a package that `.[dev]` has not got.
-ELSEWHERE = re.compile(r"\bGPU\b|^no (torch varlen|flash-attn|FlexAttention)$|could not import 'swanlab'")
+# What waits for another machine, by the reason that is given: a GPU, a package that `.[dev]` has not got,
+# a browser that the system's packages did not give.
+ELSEWHERE = re.compile(
+    r"\bGPU\b|^no (torch varlen|flash-attn|FlexAttention)$|could not import 'swanlab'|^no Chromium here$"
+)
 
 
 @dataclass(frozen=True)
