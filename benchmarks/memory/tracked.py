@@ -169,6 +169,7 @@ def _build(task: Task, device: torch.device, place: Place) -> tuple[Decoder, Opt
         compute=getattr(torch, job.compute),
         recompute=job.recompute == "blocks",
         compiled=job.form in ("native", "compiled"),
+        gather_narrow=job.compute == "bfloat16",
     )
     complete(model, recipe, device, place)
     section = OptimSection(name=job.optimizer)  # pyright: ignore[reportArgumentType]

@@ -26,7 +26,7 @@ from glm_accelerate.models.weights import load_model, part_reader, read_config
 from glm_accelerate.parallel.context import share_documents
 from glm_accelerate.parallel.pipeline import keep_stage
 from glm_accelerate.parallel.place import SINGLE, TENSOR, Place
-from glm_accelerate.parallel.shard import fill, shard
+from glm_accelerate.parallel.shard import fill, gather_narrow, shard
 from glm_accelerate.parallel.table import CutTable
 from glm_accelerate.parallel.tensor import cut_model
 from glm_accelerate.runtime.device import take_device
@@ -88,6 +88,8 @@ def complete(model: Decoder, recipe: Recipe, device: torch.device, place: Place 
         fill(model, part_reader(model), device, table)
     elif table.cuts or recipe.stages:
         model.to(device)
+    if recipe.gather_narrow and place.axes.shard > 1:
+        gather_narrow(model)
     if recipe.offload:
         FrozenWeights(model.layers, device)
         model.to(device)

@@ -40,6 +40,7 @@ class Recipe:
     read_to: ReadTo = "device"
     offload: bool = False  # frozen weights of blocks come from the host
     stages: tuple[int, ...] = ()  # how many layers each has; (): all are together
+    gather_narrow: bool = False  # trained matrices travel in bfloat16, in which alone they are multiplied
     copies: bool = False  # of weights that are kept in another dtype than products are computed in
 
 
@@ -52,6 +53,7 @@ def training_recipe(config: RunConfig, plan: RunPlan, files: ModelFiles) -> Reci
         float8=plan.compute == "fp8",
         recompute=plan.recompute,
         compiled=plan.compile,
+        gather_narrow=plan.compute == "bfloat16",
         offload="weights" in moved,
         stages=plan.stages,
     )

@@ -41,7 +41,7 @@ class _Linear(torch.autograd.Function):
         bias = None if bias_O is None else bias_O.to(x.dtype)
         ctx.save_for_backward(x if weight_OI.requires_grad else None, weight)
         ctx.dtypes = (
-            weight_OI.dtype if copy_OI is None else weight_OI.grad_dtype,
+            weight_OI.grad_dtype if weight_OI.is_leaf else weight_OI.dtype,
             None if bias_O is None else bias_O.dtype,
         )
         return product(x.flatten(0, -2), weight.T, bias, native=True).view(*x.shape[:-1], len(weight))

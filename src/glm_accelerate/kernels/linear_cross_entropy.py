@@ -122,7 +122,7 @@ class _Chunked(torch.autograd.Function):
         if wants_weight and grad_weight is None:  # no row has a target
             grad_weight = torch.zeros_like(weight_VH, dtype=wide)
         ctx.save_for_backward(None if grad_hidden is None else grad_hidden[:count], grad_weight)
-        ctx.weight_dtype = weight_VH.dtype if copy_VH is None else weight_VH.grad_dtype
+        ctx.weight_dtype = weight_VH.grad_dtype if weight_VH.is_leaf else weight_VH.dtype
         ctx.boosted = boost / scale
         return total * scale
 

@@ -152,7 +152,7 @@ def _head_is_ready(ops: Operators) -> bool:
     """Whether the head's weights are there in the dtype of activations."""
     if ops.job.method != "full":
         return SIZE[frozen_dtype(ops.job)] == ops.item
-    return ops.item == trained_size(ops.job) or (ops.copies and not ops.job.sizes.tied)
+    return ops.item == trained_size(ops.job) or (ops.ready and not ops.job.sizes.tied)
 
 
 def _logits(form: Form, item: int) -> tuple[int, int]:

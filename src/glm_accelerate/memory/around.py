@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from glm_accelerate.memory.job import Job
 from glm_accelerate.memory.offload import ROOM
 from glm_accelerate.memory.rehearsal import Held, SimulatedMemory, Tape
-from glm_accelerate.memory.weights import weights_of
+from glm_accelerate.memory.weights import gathered_bytes, weights_of
 
 ROOT = -1
 
@@ -26,9 +26,10 @@ class Divided:
         self.job, self.room, self.gradients, self.last = job, room, gradients, last
         self.sizes: Counter[int] = Counter()  # whole bytes of each unit, and of the rest
         for weight in weights_of(job):
-            self.sizes[self._unit(weight.block)] += weight.bytes(1)
+            self.sizes[self._unit(weight.block)] += gathered_bytes(job, weight)
         self.here: dict[int, Held] = {}
-        self.whole: list[Held] = []  # gradients before they are summed
+        self.unit = ROOT  # whose backward pass runs
+        self.whole: list[Held] = []  # its gradients, before they are summed
         self.summing: Held | None = None
 
     @contextmanager
@@ -54,8 +55,14 @@ class Divided:
         self.summing = None
         self.here.clear()
 
+    def take(self, gradient: Held) -> None:
+        """One weight's, to be summed with those of its unit, or added at once to what waits since before."""
+        if ("whole", self.unit) not in self.gradients:
+            self.whole.append(gradient)
+
     def enter(self, unit: int) -> None:
         """The backward pass of a unit begins: it is here, and the one before is on the way."""
+        self.unit = unit
         for each in (unit, self._unit(unit - 1)):
             if each >= 0 and each not in self.here:
                 self.here[each] = self._gather(each)
@@ -64,12 +71,14 @@ class Divided:
         """A copy of its gradients is summed; the last one's lives until then."""
         if self.last or self.job.zero == 3:
             self.here.pop(unit, None)
-        size = sum(held.size for held in self.whole)
+        self.unit = ROOT
+        before = self.gradients.pop(("whole", unit), None)
+        size = sum(held.size for held in self.whole) if before is None else before.size
         if size and self.job.zero == 1 and not self.last:
-            self.gradients["whole", unit] = Held(self.room, "gathered", size)
+            self.gradients["whole", unit] = before or Held(self.room, "gathered", size)
             self.whole.clear()
         elif size:
-            self.gradients.pop(("whole", unit), None)
+            before = None
             self.summing = None
             self.summing = Held(self.room, "gathered", size)
             self.whole.clear()

@@ -75,7 +75,7 @@ def _pass(job: Job, held: int, room: SimulatedMemory, gradients: dict[object, He
 
     def take(gradient: WeightGradient, held: Held) -> None:
         if divided is not None:
-            divided.whole.append(held)
+            divided.take(held)
         elif job.fuse_update:
             room.briefly(updating)
         elif "optimizer" in job.offload:

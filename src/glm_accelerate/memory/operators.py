@@ -20,6 +20,7 @@ from glm_accelerate.memory.weights import (
     copied,
     frozen_dtype,
     prefix_width,
+    sent_size,
     trained_size,
 )
 
@@ -39,6 +40,7 @@ class Operators:
         self.tokens, self.form = job.pass_tokens, job.form
         self.item = SIZE["bfloat16" if job.compute == "fp8" else job.compute]  # bytes of an activation
         self.copies = copied(job)  # trained matrices are there in the activations' dtype, too
+        self.ready = (sent_size(job) if job.shards > 1 else trained_size(job)) == self.item or self.copies
         # Bytes of a number of a matrix's gradient, where there are copies.
         self.gradient = self.item if job.passes == 1 and job.ranks == 1 else WIDE
         self.block = self.weight = -1  # which weight of which block comes next
@@ -189,10 +191,7 @@ class Operators:
 
     def _narrow(self, layer: Layer) -> Held:
         """A copy of the weight in the dtype of activations, where it is kept in another."""
-        if layer.trains:
-            ready = self.copies or self.item == trained_size(self.job)
-        else:
-            ready = self.item == SIZE[frozen_dtype(self.job)]
+        ready = self.ready if layer.trains else self.item == SIZE[frozen_dtype(self.job)]
         return self.kept(0 if ready else layer.weights * self.item, "copies")
 
     def _lora(self, x: Value, layer: Layer) -> Value:

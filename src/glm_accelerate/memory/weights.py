@@ -93,6 +93,11 @@ def trained_size(job: Job) -> int:
     return SIZE[job.compute] if "optimizer" in job.offload and job.compute in SIZE else WIDE
 
 
+def sent_size(job: Job) -> int:
+    """Bytes of a number of a trained matrix as it travels between ranks that each have a part of it."""
+    return min(trained_size(job), SIZE["bfloat16"]) if job.compute == "bfloat16" else trained_size(job)
+
+
 def frozen_dtype(job: Job) -> str:
     """The dtype of weights that are neither trained nor packed."""
     return job.rest if job.base in PACKED else job.base
@@ -184,6 +189,12 @@ def reduce_bytes(job: Job) -> int:
         return 0
     sizes = (weight.part(1) * WIDE for weight in trained(job))
     return min(BUCKETS * BUCKET, sum(size for size in sizes if size <= BUCKET))
+
+
+def gathered_bytes(job: Job, weight: Weight) -> int:
+    """All of a weight, gathered."""
+    narrow = weight.trains and weight.kind in ("matrix", "head")
+    return weight.part(1) * (sent_size(job) if narrow else weight.itemsize)
 
 
 def copied(job: Job) -> bool:

@@ -5,9 +5,11 @@ data x shard: the ranks along `shard` hold one copy of the state together, those
 Gradients are summed, never averaged: the loss is already divided by the step's targets over all ranks.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +20,13 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 
+from glm_accelerate.models.linear import Linear
 from glm_accelerate.parallel.part import as_part, local_of
 from glm_accelerate.parallel.table import CutTable
 
-# Layers cast for themselves, so weights are gathered as they are kept: the same numbers at any N.
+# Layers cast for themselves, so weights are gathered as they are kept, but those of `gather_narrow`.
 AS_KEPT = MixedPrecisionPolicy(cast_forward_inputs=False)
 
 
@@ -71,6 +75,47 @@ def fill(
             made[parameter] = nn.Parameter(as_part(local, parameter), parameter.requires_grad)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, made[parameter])
+
+
+class NarrowPart(Tensor):
+    """This rank's part of a float32 weight that travels in bfloat16, by FSDP's protocol for such tensors."""
+
+    def fsdp_pre_all_gather(
+        self, mesh: DeviceMesh, shape: torch.Size, stride: tuple[int, ...], module: nn.Module, policy: object
+    ) -> tuple[tuple[Tensor], None]:
+        """What is sent: as many rows from every rank."""
+        rows = -(-shape[0] // mesh.size())
+        sent = torch.zeros((rows, *shape[1:]), dtype=torch.bfloat16, device=self.device)
+        sent[: len(self)].copy_(self.as_subclass(Tensor))
+        return (sent,), None
+
+    def fsdp_post_all_gather(
+        self, gathered: tuple[Tensor, ...], metadata: Any, dtype: torch.dtype, *, out: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The weight is what was gathered. `out` lies in the same memory already."""
+        return None if out is not None else (gathered[0], ())
+
+
+def gather_narrow(model: nn.Module) -> None:
+    """Trained float32 weights that are only ever multiplied in bfloat16 are gathered in it; their gradients
+    stay float32. So numbers are those of one process. A collective: all are gathered once.
+    """
+    owners = Counter(weight for part in model.modules() for weight in part.parameters(recurse=False))
+    layers = [part for part in model.modules() if isinstance(part, Linear) and part.plain]
+    layers = [each for each in layers if owners[each.weight] == 1 and _trains_wide(each.weight)]
+    for layer in layers:
+        weight: Any = layer.weight
+        weight._local_tensor = local_of(layer.weight.detach()).as_subclass(NarrowPart)
+    for unit in _units_of(model):
+        unit.unshard()
+        for layer in layers:
+            if not isinstance(layer.weight, DTensor):
+                layer.weight.grad_dtype = torch.float32  # FSDP keeps this parameter, and gathers into it
+        unit.reshard()
+
+
+def _trains_wide(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) and weight.requires_grad and weight.dtype == torch.float32
 
 
 def keep_gathered(model: nn.Module, zero: int) -> Callable[[bool], None]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from glm_accelerate.kernels.choose import Form
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.weights import PACKED, weights_of
+from glm_accelerate.memory.weights import PACKED, sent_size, weights_of
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.models.sizes import Sizes
 from glm_accelerate.plan.hardware import Hardware, known
@@ -160,7 +160,8 @@ def _travels(job: Job, block: int, again: float) -> float:
         moved += block * KEPT[job.base] * (2 + again)
     if job.shards > 1:
         times = 2 + again if job.zero == 3 else 1 / job.passes
-        moved += shapes_of(job.sizes).parameters * KEPT[job.base] * times * (1 - 1 / job.shards)
+        size = sent_size(job) if job.method == "full" else KEPT[job.base]
+        moved += shapes_of(job.sizes).parameters * size * times * (1 - 1 / job.shards)
     return moved
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from glm_accelerate.memory.job import Job
-from glm_accelerate.memory.weights import PACKED, trained_size
+from glm_accelerate.memory.weights import PACKED, sent_size
 from glm_accelerate.models.shapes import shapes_of
 from glm_accelerate.plan.cost import (
     KEPT,
@@ -251,7 +251,7 @@ class _Pass:
         yield _Sent("tensor", 2 * 2 * self.tokens * sizes.width * ACTIVATION)
         keys = 2 * sizes.kv_heads * sizes.head_width / self.layout.tensor
         yield _Sent("context", self.tokens * self.layout.context * keys * ACTIVATION)
-        kept = trained_size(job) if self.trains else KEPT[job.base]
+        kept = sent_size(job) if self.trains else KEPT[job.base]
         yield _Sent("shard", self.block * (self.software.gathered or kept), waits=False)
 
     def _sent_back(self) -> Iterator[_Sent]:
