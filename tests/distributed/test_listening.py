@@ -17,6 +17,8 @@ import pytest
 import yaml
 from torch.distributed import DistError, TCPStore
 
+from tests.processes import children_of
+
 LISTENING = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as the kernel writes them
 # A launcher which, as its ranks, leaves word of what it imported that unpickles what a socket brings.
@@ -65,12 +67,7 @@ class Exploit:
 
 
 def descendants(process: int) -> set[int]:
-    children = {
-        int(child)
-        for file in Path(f"/proc/{process}/task").glob("*/children")
-        for child in file.read_text().split()
-    }
-    return {process}.union(*map(descendants, children))
+    return {process}.union(*map(descendants, children_of(process)))
 
 
 def listening(processes: set[int]) -> set[tuple[str, int]]:

@@ -29,6 +29,7 @@ from glm_accelerate.parallel.seats import Several
 from glm_accelerate.parallel.wire import Endpoint
 from glm_accelerate.runtime.env import launched
 from glm_accelerate.runtime.errors import ExitCode
+from tests.processes import children_of
 from tests.warm import Warm
 
 Said = dict[str, Any]
@@ -110,8 +111,7 @@ def saved(run: Path) -> int:
 
 def ranks_of(launcher: int) -> list[int]:
     """The processes of a node's ranks."""
-    listed = Path(f"/proc/{launcher}/task").glob("*/children")
-    return [int(child) for file in listed for child in file.read_text().split()]
+    return children_of(launcher)
 
 
 def of_each_step(run: Path) -> list[dict[int, tuple[float, ...]]]:

@@ -21,6 +21,7 @@ from glm_accelerate.observe.events import read_events
 from glm_accelerate.parallel.heartbeat import QUIET, signs
 from glm_accelerate.watch.run import WatchedRun
 from tests.checkpoints import latest
+from tests.processes import children_of
 from tests.warm import UNMEASURED_COMMAND, Warm
 
 Said = dict[str, Any]
@@ -426,8 +427,7 @@ def alive(process: int) -> bool:
 
 def processes(launcher: int) -> dict[int, int]:
     """The process of each rank, as its signs of life have it."""
-    listed = Path(f"/proc/{launcher}/task").glob("*/children")
-    children = {int(child) for file in listed for child in file.read_text().split()}
+    children = children_of(launcher)
     folders = Path(tempfile.gettempdir()).glob("glm-accelerate-*")
     there = [sign for folder in folders for sign in signs(folder)]
     return {sign.rank: sign.process for sign in there if sign.process in children}

@@ -27,6 +27,7 @@ from glm_accelerate.observe.events import read_events
 from glm_accelerate.training.build import Built
 from glm_accelerate.training.run import Result, train
 from tests.checkpoints import latest
+from tests.processes import children_of
 from tests.warm import Warm
 
 CANARY = "hf_CANARY0123456789"  # a secret in the surroundings: no file of a run may hold it
@@ -201,11 +202,10 @@ def ended(process: int) -> bool:
 def writers(trainer: int | None = None) -> list[int]:
     """The processes among a trainer's children that write checkpoints."""
     found: list[int] = []
-    for listed in Path(f"/proc/{trainer or os.getpid()}/task").glob("*/children"):
-        for child in listed.read_text().split():
-            with contextlib.suppress(OSError):  # it has just ended
-                if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
+    for child in children_of(trainer or os.getpid()):
+        with contextlib.suppress(OSError):  # it has just ended
+            if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
     return found
 
 

@@ -23,6 +23,7 @@ from glm_accelerate.evaluate.protocol.messages import EvaluationResult, Findings
 from glm_accelerate.observe.events import Event, read_events
 from glm_accelerate.training.run import FRESH, Result, train
 from glm_accelerate.training.settle import Start
+from tests.processes import children_of
 from tests.warm import Warm
 
 Said = dict[str, Any]
@@ -270,10 +271,9 @@ def test_without_an_evaluated_step_nothing_is_called_the_best(tiny_run: Said, tm
 
 def signal_writers(number: int) -> None:
     """To the processes that write checkpoints and snapshots for this one."""
-    for listed in Path("/proc/self/task").glob("*/children"):
-        for child in listed.read_text().split():
-            if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(int(child), number)
+    for child in children_of(os.getpid()):
+        if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(child, number)
 
 
 def test_the_last_evaluation_is_not_left_out(tiny_run: Said, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from glm_accelerate.checkpoint.audit import audit, compare
 from glm_accelerate.checkpoint.find import published
 from glm_accelerate.observe.events import read_events
 from glm_accelerate.runtime.errors import STOPPED_AT_ONCE
+from tests.processes import children_of
 from tests.warm import Warm
 
 Said = dict[str, Any]
@@ -78,10 +79,9 @@ class Job:
 
 def children(process: int, words: str = "") -> Iterator[int]:
     """Those whose command line has these words."""
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in reading(listed).split():
-            if words in reading(Path(f"/proc/{child}/cmdline")):
-                yield int(child)
+    for child in children_of(process):
+        if words in reading(Path(f"/proc/{child}/cmdline")):
+            yield child
 
 
 def reading(path: Path) -> str:

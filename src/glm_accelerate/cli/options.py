@@ -1,5 +1,5 @@
-"""Arguments that several verbs have: CONFIG (a file, a preset, or the stock scripts' three arguments), PATH,
---base, --device, and the types of numbers and directories.
+"""Arguments that several verbs have: CONFIG (a file, a preset, or other tools' files), PATH, --base,
+--device, and the types of numbers and directories.
 """
 
 import argparse
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     import torch
 
     from glm_accelerate.config.schema import RunConfig
-    from glm_accelerate.config.stock import Note
+    from glm_accelerate.config.trainer import Note
 
-NEEDED = "a config is needed: CONFIG, preset:NAME, or --stock-config YAML DATA_DIR MODEL_DIR"
+NEEDED = (
+    "a config is needed: CONFIG, preset:NAME, --stock-config YAML DATA_DIR MODEL_DIR, or "
+    "--llamafactory-config YAML"
+)
 
 
 def config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,17 +35,22 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
         help="a YAML file of the stock fine-tuning scripts in place of CONFIG",
     )
     parser.add_argument(
+        "--llamafactory-config",
+        metavar="YAML",
+        help="a YAML file of LLaMA-Factory, with its dataset_info.json, in place of CONFIG",
+    )
+    parser.add_argument(
         "--stock-ranks",
         type=int,
         default=1,
         metavar="N",
-        help="how many devices the stock run had: its step is so many times larger (1)",
+        help="how many devices the run of that file had: its step is so many times larger (1)",
     )
 
 
 def has_config(args: argparse.Namespace) -> bool:
     """Whether the user named a config at all."""
-    return bool(_words(args)) or args.stock_config is not None
+    return bool(_words(args) or args.stock_config or args.llamafactory_config)
 
 
 def config_from(args: argparse.Namespace) -> "RunConfig":
@@ -50,18 +58,26 @@ def config_from(args: argparse.Namespace) -> "RunConfig":
     from glm_accelerate.config.load import load_config, override
 
     words = _words(args)
-    if args.stock_config is None:
+    if not (args.stock_config or args.llamafactory_config):
         if not words or _is_override(words[0]):
             raise UserError(NEEDED)
         return load_config(words[0], words[1:])
+    from glm_accelerate.config.llamafactory import load_llamafactory
     from glm_accelerate.config.stock import load_stock
 
+    option = "--stock-config" if args.stock_config else "--llamafactory-config"
     if args.stock_ranks < 1:
         raise UserError(f"--stock-ranks is {args.stock_ranks}, expected 1 or more")
     if words and not _is_override(words[0]):
-        raise UserError(f"`{words[0]}`: CONFIG and --stock-config exclude each other")
-    yaml, data, model = args.stock_config
-    reading = load_stock(yaml, data, model, args.stock_ranks)
+        raise UserError(f"`{words[0]}`: CONFIG and {option} exclude each other")
+    if args.stock_config and args.llamafactory_config:
+        raise UserError("--stock-config and --llamafactory-config exclude each other")
+    if args.stock_config:
+        yaml, data, model = args.stock_config
+        reading = load_stock(yaml, data, model, args.stock_ranks)
+    else:
+        yaml = args.llamafactory_config
+        reading = load_llamafactory(yaml, args.stock_ranks)
     _show_notes(yaml, reading.notes)
     return override(reading.config, words)
 
@@ -70,7 +86,7 @@ def config_name(args: argparse.Namespace) -> str:
     """The config's name: what `runs/NAME` is called after."""
     if not has_config(args):
         raise UserError(NEEDED)
-    source: str = args.stock_config[0] if args.stock_config else args.config
+    source: str = args.stock_config[0] if args.stock_config else args.llamafactory_config or args.config
     return source.removeprefix("preset:") if source.startswith("preset:") else PurePath(source).stem
 
 

@@ -134,6 +134,7 @@ def _command(args: argparse.Namespace, changes: "Sequence[str]") -> list[str]:
     """The typed command as far as the plan depends on it, without what the changes replace."""
     replaced = {word.partition("=")[0] for change in changes for word in change.split()}
     stock = ["--stock-config", *args.stock_config] if args.stock_config else []
+    stock += ["--llamafactory-config", args.llamafactory_config] if args.llamafactory_config else []
     config = [
         word for word in (args.config, *args.overrides) if word and word.partition("=")[0] not in replaced
     ]

@@ -42,10 +42,10 @@ SILENT = {
 
 def read_deepspeed(value: object, beside: Path, where: str, ours: Mapping[str, Any]) -> tuple[str, str]:
     """`parallel.shard`, and why. `value` is the settings, or a path relative to the current directory, to the
-    YAML's (`beside`) or to the one above.
+    YAML's (`beside`) or to one above it.
     """
     if isinstance(value, str):
-        places = (Path(value), beside / value, beside.parent / value)
+        places = (Path(value), *(above / value for above in (beside, *beside.absolute().parents)))
         path = next((path for path in places if path.is_file()), None)
         if path is None:
             what = f"`training_args.deepspeed`: there is no file {value}"

@@ -1,9 +1,14 @@
 """Where samples come from: files, and what a share or a number to hold out of them is."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Column = Literal[
+    "messages", "conversations", "instruction", "input", "output", "history", "system", "tools", "text"
+]
+Tag = Literal["from", "value", "human", "gpt", "system", "observation", "function_call"]
 
 
 class Source(BaseModel):
@@ -15,6 +20,12 @@ class Source(BaseModel):
     """JSON lines, a JSON array, CSV, Parquet or Arrow, packed or not; or a pattern of such names."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """2 draws each sample twice an epoch, 0.5 draws half of them, another half each epoch; at most 1000."""
+    first: int | None = Field(default=None, ge=1)
+    """Only so many of its first rows, to try something with a part."""
+    columns: dict[Column, str] = {}
+    """What its columns are called, by the names that they have here; then no others are read."""
+    tags: dict[Tag, str] = {}
+    """What it calls speakers and keys of turns, by the names that they have in `conversations` here."""
 
 
 def _as_sources(value: object) -> object:

@@ -7,6 +7,7 @@ instruction, input?, output | prompt, response | content, summary, each with his
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from reprlib import repr as shortly
 from typing import Any, Literal, cast, get_args
 
@@ -16,8 +17,10 @@ from glm_accelerate.runtime.errors import UserError
 
 FormatName = Literal["messages", "conversations", "alpaca", "sharegpt", "text"]
 Line = Mapping[str, Any]
+Names = Sequence[tuple[str, str]]  # ours and theirs
 
 _ALPACA = (("instruction", "output"), ("prompt", "response"), ("content", "summary"))
+_STRUCTURED = ("messages", "conversations", "history", "tools")  # columns that hold JSON as text
 _MASKS = ("loss", "weight", "train", "loss_mask")  # keys that exclude an answer from training
 _SPEAKERS: Mapping[str, str] = {
     "human": "user",
@@ -49,6 +52,35 @@ def format_of(line: Line, place: FilePlace) -> FormatName:
         where=place,
         cure="each line has messages, conversations, instruction and output, prompt and response, or text",
     )
+
+
+def renamed(line: Line, columns: Names, tags: Names) -> Line:
+    """A line by our names. Columns that hold turns may be JSON as text, as in tables."""
+    if columns:
+        line = with_turns({ours: line[theirs] for ours, theirs in columns if theirs in line})
+    turns = line.get("conversations")
+    if not tags or not isinstance(turns, list):
+        return line
+    keys = {theirs: ours for ours, theirs in tags if ours in ("from", "value")}
+    speakers = {theirs: ours for ours, theirs in tags if ours not in ("from", "value")}
+
+    def turn(theirs: object) -> object:
+        if not isinstance(theirs, dict):
+            return theirs
+        ours = {keys.get(key, key): value for key, value in theirs.items()}
+        speaker = ours.get("from")
+        return ours | {"from": speakers.get(speaker, speaker)} if isinstance(speaker, str) else ours
+
+    return {**line, "conversations": [turn(each) for each in turns]}
+
+
+def with_turns(row: dict[str, Any]) -> dict[str, Any]:
+    """Lists of turns that are JSON as text become lists."""
+    for key in _STRUCTURED:
+        if isinstance(value := row.get(key), str):
+            with suppress(json.JSONDecodeError, UserError):  # its form says what is expected there
+                row[key] = strict_json.parse(value)
+    return row
 
 
 def conversation(line: Line, format: FormatName, place: FilePlace) -> Conversation:

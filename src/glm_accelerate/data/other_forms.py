@@ -13,7 +13,6 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from importlib import import_module
 from io import BufferedReader, RawIOBase
 from itertools import chain
@@ -21,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Literal, cast
 
-from glm_accelerate.data import strict_json
 from glm_accelerate.data.decode import BOM, decoded, redirected
+from glm_accelerate.data.forms import with_turns
 from glm_accelerate.data.types import FilePlace
 from glm_accelerate.runtime.errors import UserError
 
@@ -45,7 +44,6 @@ _ROWS = 256  # of a table, made Python objects at a time
 _TOKEN = re.compile(
     rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL
 )  # a string, a lone quote, a bracket, a comma
-_STRUCTURED = ("messages", "conversations", "history", "tools")  # columns that hold JSON as text
 
 
 def form_of(path: Path) -> Form | None:
@@ -194,11 +192,7 @@ def _batches(file: IO[bytes], path: Path) -> Iterator[Any]:
 
 def _object(row: dict[str, Any]) -> bytes:
     """As a line of JSON. Tables have lists of turns as JSON text."""
-    for key in _STRUCTURED:
-        if isinstance(value := row.get(key), str):
-            with suppress(json.JSONDecodeError, UserError):  # its form says what is expected there
-                row[key] = strict_json.parse(value)
-    return json.dumps(row, ensure_ascii=False, default=_as_text).encode()
+    return json.dumps(with_turns(row), ensure_ascii=False, default=_as_text).encode()
 
 
 def _without_none(value: Any) -> Any:

@@ -15,12 +15,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Self
 
 from glm_accelerate.config.sources import Source
 from glm_accelerate.data.other_forms import form_of, rows_of
-from glm_accelerate.data.read import find_format
+from glm_accelerate.data.read import find_format, read_lines
 from glm_accelerate.data.scan import RANGE_BYTES, Scan, identify, scan
 from glm_accelerate.data.store import BrokenStore, SourcePart, Store, Writer, open_part
 from glm_accelerate.data.templates import get_template
@@ -61,10 +62,12 @@ def prepare(
         _sweep(cache)
     parts: list[SourcePart] = []
     for source, path in zip(sources, paths, strict=True):
-        with StandIn(path, cache) as lines:
-            scanned = scan(path, meter.add, range_bytes, lines)
-            directory = cache / content_key(scanned.digest, settings, fingerprint)
-            recipe = EncodingRecipe(path, settings, model_dir, path)
+        with StandIn(path, cache, source.first) as lines:
+            scanned = scan(path, meter.add, range_bytes, lines, source.first)
+            names = {key: tuple(getattr(source, key).items()) for key in ("columns", "tags")}
+            named = dataclasses.replace(settings, **names)
+            directory = cache / content_key(scanned.digest, named, fingerprint)
+            recipe = EncodingRecipe(path, named, model_dir, path)
             parts.append(
                 _open_or_build(directory, recipe, lines, scanned, source.weight, workers, meter, check)
             )
@@ -85,12 +88,12 @@ def _files(source: Source) -> list[Source]:
 
 
 class StandIn:
-    """The file of JSON lines that stands for a file of another form, made when it is asked for, in the cache.
-    It is locked while it is in use, and gone afterwards.
+    """The file of JSON lines that stands for a file of another form, or for its `first` rows, made when it is
+    asked for, in the cache. It is locked while it is in use, and gone afterwards.
     """
 
-    def __init__(self, path: Path, cache: Path) -> None:
-        self._path, self._cache, self._held = path, cache, ExitStack()
+    def __init__(self, path: Path, cache: Path, first: int | None) -> None:
+        self._path, self._cache, self._first, self._held = path, cache, first, ExitStack()
         self._made: Path | None = None
 
     def __enter__(self) -> Self:
@@ -101,10 +104,15 @@ class StandIn:
 
     def __call__(self, read: Callable[[int], None]) -> Path:
         form = form_of(self._path)
-        if form is None:
+        if form is None and self._first is None:
             return self._path
         if self._made is None:
-            rows = rows_of(self._path, form, read)
+            if form is None:
+                read(identify(self._path).size)
+                rows = ((place.line, text) for place, text in read_lines(self._path))
+            else:
+                rows = rows_of(self._path, form, read)
+            rows = islice(rows, self._first)
             with _writable(self._cache):
                 self._made = self._write(rows)
         return self._made
@@ -132,7 +140,7 @@ def content_key(digest: str, settings: EncodeSettings, tokenizer: str) -> str:
         "version": get_template(settings.template).version,
         "content": digest,
         "tokenizer": tokenizer,
-        **dataclasses.asdict(settings),
+        **{key: value for key, value in dataclasses.asdict(settings).items() if value != ()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
@@ -168,8 +176,9 @@ def _open_or_build(
 
 def _build(directory: Path, recipe: EncodingRecipe, scanned: Scan, workers: int, meter: "_Meter") -> None:
     size = scanned.identity.size
-    format = find_format(recipe.path, recipe.settings.format)
-    recipe = dataclasses.replace(recipe, settings=dataclasses.replace(recipe.settings, format=format))
+    settings = recipe.settings
+    format = find_format(recipe.path, settings.format, settings.columns, settings.tags)
+    recipe = dataclasses.replace(recipe, settings=dataclasses.replace(settings, format=format))
     share = size / scanned.ranges[-1].stop  # of the lines that stand for it
     temporary = directory.parent / f".building-{directory.name}-{secrets.token_hex(4)}"
     done = written = 0

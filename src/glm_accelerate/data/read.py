@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from glm_accelerate.data import strict_json
 from glm_accelerate.data.decode import BOM, convert, decoded
-from glm_accelerate.data.forms import FormatName, conversation, format_of
+from glm_accelerate.data.forms import FormatName, Names, conversation, format_of, renamed
 from glm_accelerate.data.other_forms import form_of, rows_of
 from glm_accelerate.data.types import Conversation, FilePlace
 from glm_accelerate.runtime.env import expanded
@@ -23,16 +23,20 @@ _DETECT_LINES = 100
 
 
 def read(
-    path: Path, format: Literal["auto"] | FormatName = "auto", skip_bad: int = 0
+    path: Path,
+    format: Literal["auto"] | FormatName = "auto",
+    skip_bad: int = 0,
+    columns: Names = (),
+    tags: Names = (),
 ) -> Iterator[Conversation]:
     """Every line of a file. The bad line after `skip_bad` others is an error, as is a file without lines."""
     path = expanded(path)
     bad = lines = 0
-    detected = find_format(path, format)
+    detected = find_format(path, format, columns, tags)
     for place, raw in read_rows(path):
         lines += 1
         try:
-            yield parse_line(raw, place, detected)
+            yield parse_line(raw, place, detected, columns, tags)
         except UserError as error:
             bad = skipping(error, bad, skip_bad)
     if not lines:
@@ -80,14 +84,16 @@ def read_lines(
         raise UserError(f"cannot be read: {error.strerror}", where=path, cure="check data.train") from error
 
 
-def find_format(path: Path, format: Literal["auto"] | FormatName = "auto") -> FormatName:
+def find_format(
+    path: Path, format: Literal["auto"] | FormatName = "auto", columns: Names = (), tags: Names = ()
+) -> FormatName:
     """`auto`: by the keys of the first readable line."""
     if format != "auto":
         return format
     first: UserError | None = None
     for place, raw in read_rows(path):
         try:
-            return format_of(_object(raw, place), place)
+            return format_of(renamed(_object(raw, place), columns, tags), place)
         except UserError as error:
             first = first or error
             if place.line >= _DETECT_LINES:
@@ -95,9 +101,11 @@ def find_format(path: Path, format: Literal["auto"] | FormatName = "auto") -> Fo
     raise first or _no_lines(path)
 
 
-def parse_line(raw: bytes, place: FilePlace, format: FormatName) -> Conversation:
+def parse_line(
+    raw: bytes, place: FilePlace, format: FormatName, columns: Names = (), tags: Names = ()
+) -> Conversation:
     """One line; UserError with file, line and, for broken JSON, column."""
-    return conversation(_object(raw, place), format, place)
+    return conversation(renamed(_object(raw, place), columns, tags), format, place)
 
 
 def _no_lines(path: Path) -> UserError:

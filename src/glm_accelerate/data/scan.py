@@ -57,11 +57,14 @@ def scan(
     read: Read,
     range_bytes: int = RANGE_BYTES,
     lines: Callable[[Read], Path] | None = None,
+    first: int | None = None,
 ) -> Scan:
     """Reads the file once, or recalls the earlier result. Calls `read` with the number of bytes just done.
-    `lines` makes the file of lines that stands for one of another form, for which all this is then true.
+    `lines` makes the file of lines that stands for one of another form, or for its `first` rows: all this is
+    then true of that file.
     """
-    identity, kind = identify(path), f"lines {range_bytes}"
+    identity = identify(path)
+    kind = f"lines {range_bytes}" + (f", the first {first}" if first else "")
     remembered = recall(kind, path, identity)
     with suppress(KeyError, TypeError, ValueError):  # nothing usable is remembered: the file is read
         ranges = tuple(Range(start, stop, line) for start, stop, line in remembered["ranges"])

@@ -56,6 +56,8 @@ class EncodeSettings:
     max_tokens: int = 2048
     overlong: Overlong = "truncate"
     skip_bad: int = 0
+    columns: tuple[tuple[str, str], ...] = ()  # our names and those of the file
+    tags: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class Encoder:
 
     def __init__(self, recipe: EncodingRecipe) -> None:
         self._recipe, self._settings = recipe, recipe.settings
-        self._format: FormatName = find_format(recipe.lines, recipe.settings.format)
+        self._format: FormatName = find_format(
+            recipe.lines, recipe.settings.format, recipe.settings.columns, recipe.settings.tags
+        )
         self._template = get_template(recipe.settings.template)
         self._tokenizer = load_tokenizer(recipe.model_dir, recipe.settings.template)
 
@@ -113,7 +117,7 @@ class Encoder:
             lines, name = self._recipe.lines, self._recipe.path
             for place, raw in read_lines(lines, part.start, part.stop, line=part.line, name=name):
                 try:
-                    conversation = parse_line(raw, place, self._format)
+                    conversation = parse_line(raw, place, self._format, settings.columns, settings.tags)
                     rendered.append(render(conversation, self._template, settings.train_on, settings.labels))
                     contents[place.line] = content_number(conversation)
                 except UserError as error:

@@ -25,8 +25,10 @@ NO_LIMIT = 1 << 40  # whole conversations: a truncated answer rightly has no sto
 
 def prove_inputs(config: RunConfig, inputs: Inputs, model_dir: Path) -> list[Proof]:
     """Template and labels, on the first conversations of the first training file."""
-    source, data = inputs.train.parts[0].path, config.data
-    first = [_beginning(one) for one in islice(read(source, data.format, data.skip_bad), CONVERSATIONS)]
+    path, data = inputs.train.parts[0].path, config.data
+    columns, tags = (tuple(names.items()) for names in (data.train[0].columns, data.train[0].tags))
+    lines = read(path, data.format, data.skip_bad, columns, tags)
+    first = [_beginning(one) for one in islice(lines, CONVERSATIONS)]
     spoken = [one for one in first if one.text is None and _is_rendered(one, inputs.template, data)]
     if not spoken:
         return [Proof("template", True, "plain text: nothing is rendered")]

@@ -55,7 +55,11 @@ def test_help_lists_the_verbs_that_are_there(capsys: pytest.CaptureFixture[str])
         ),
         (["plan", "--js"], "glm-accelerate plan: unrecognized arguments: --js (glm-accelerate plan --help)"),
         (["plan", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
-        (["plan"], "a config is needed: CONFIG, preset:NAME, or --stock-config YAML DATA_DIR MODEL_DIR"),
+        (
+            ["plan"],
+            "a config is needed: CONFIG, preset:NAME, --stock-config YAML DATA_DIR MODEL_DIR, or "
+            "--llamafactory-config YAML",
+        ),
         (
             ["evaluate", "x", "--data", "y", "--max-tokens", "5"],
             "glm-accelerate evaluate: argument --max-tokens: 5 is not a whole number from 16 on "

@@ -8,7 +8,8 @@ import pytest
 
 from glm_accelerate.config.load import to_yaml
 from glm_accelerate.config.schema import RunConfig
-from glm_accelerate.config.stock import StockReading, load_stock
+from glm_accelerate.config.stock import load_stock
+from glm_accelerate.config.trainer import Imported
 from glm_accelerate.runtime.errors import UserError
 
 COMMON = {
@@ -75,7 +76,7 @@ def chatglm3(peft: dict[str, Any] | None, **args: Any) -> dict[str, Any]:
     return stock if peft is None else stock | {"peft_config": peft}
 
 
-def read(tmp_path: Path, stock: dict[str, Any], ranks: int = 1) -> StockReading:
+def read(tmp_path: Path, stock: dict[str, Any], ranks: int = 1) -> Imported:
     path = tmp_path / "stock.yaml"
     path.write_text(json.dumps(stock, indent=1))  # JSON is YAML
     return load_stock(path, "data/Adv", "THUDM/GLM", ranks)

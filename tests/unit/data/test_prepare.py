@@ -1,5 +1,6 @@
 """prepare(): the same samples whoever tokenizes them, built once, and again when what counts has changed."""
 
+import csv
 import errno
 import json
 import os
@@ -396,3 +397,46 @@ def test_files_of_another_version_are_made_anew(data: Path, model: Path, tmp_pat
     assert after.fingerprint == before.fingerprint
     assert everything(after) == everything(before)
     assert ["another format version" in part.damage for part in after.parts] == [True]
+
+
+def rows_of(source: Source, model: Path, cache: Path) -> list[tuple[list[int], list[bool], str]]:
+    return everything(prepare([source], SETTINGS, model, cache=cache, workers=2, range_bytes=200))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_columns_and_speakers_of_other_names_give_the_same_samples(
+    model: Path, tmp_path: Path, ending: str
+) -> None:
+    turns = [[{"who": "me", "says": f"问 {i}"}, {"who": "it", "says": f"答 {i}"}] for i in range(30)]
+    rows = [{"talk": each, "messages": "not this"} for each in turns]
+    path = tmp_path / f"other.{ending}"
+    if ending == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(["messages", "talk"])
+            table.writerows([row["messages"], json.dumps(row["talk"])] for row in rows)
+    elif ending == "json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    else:
+        write(path, [json.dumps(row) for row in rows])
+    tags = {"from": "who", "value": "says", "human": "me", "gpt": "it"}
+    source = Source(path=str(path), columns={"conversations": "talk"}, tags=tags)  # pyright: ignore[reportArgumentType]
+    found = rows_of(source, model, tmp_path / "cache")
+    plain = write(tmp_path / "plain.jsonl", [talk(f"问 {i}", f"答 {i}") for i in range(30)])
+    expected = rows_of(Source(path=str(plain)), model, tmp_path / "cache")
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert len(found) == 30
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+def test_only_the_first_rows_are_read(data: Path, model: Path, tmp_path: Path, ending: str) -> None:
+    """The same samples as of all rows, with their places, and a cache of their own."""
+    if ending == "json":
+        lines = [json.loads(line) for line in data.read_text("utf-8").splitlines() if line]
+        data.with_suffix(".json").write_text(json.dumps(lines, indent=1), encoding="utf-8")
+        data = data.with_suffix(".json")
+    whole = rows_of(Source(path=str(data)), model, tmp_path / "cache")
+    for first in (1, 70, 5000):
+        found = rows_of(Source(path=str(data), first=first), model, tmp_path / "cache")
+        assert found == whole[:first]
+    assert rows_of(Source(path=str(data)), model, tmp_path / "cache") == whole
