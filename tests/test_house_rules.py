@@ -191,6 +191,7 @@ DEVICE_WORDS = {
     "runtime/env.py": "environment variables, all of which are read there, before torch is loaded",
     "config/stock_keys.py": "keys of other programs' configs, and what stands for them here",
     "cli/doctor.py": "what is wrong with an installation of CUDA, and the cure",
+    "cli/machine.py": "names of environment variables and versions that a person reads",
     "cli/evaluate.py": "an example of a device, in the help",
 }
 

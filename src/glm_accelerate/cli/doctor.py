@@ -1,21 +1,22 @@
 """`doctor [CONFIG]`: what this machine has, what is wrong or missing, and the command that mends it.
 
-With a config it also runs the proofs that stand at each start of training.
+With a config it also runs the proofs that stand at each start of training. `--save` and `--compare` are in
+machine.py.
 """
 
 import argparse
 import platform
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import starmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from glm_accelerate.cli import options
-from glm_accelerate.runtime.env import compiler, named_interfaces, visible_devices
-from glm_accelerate.runtime.errors import ExitCode
+from glm_accelerate.cli import machine, options
+from glm_accelerate.runtime.env import named_interfaces, visible_devices
+from glm_accelerate.runtime.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,10 +69,21 @@ class Finding:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     options.config_arguments(parser)
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write what this machine is as JSON, too")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="only what differs between such a file and this machine, or between two files, and what of it "
+        "changes results; exit code 4 if anything does differ",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings, then the proofs of a config; 2 if anything has to be mended."""
+    if args.compare:
+        return _compare(args)
     config = options.config_from(args) if options.has_config(args) else None  # its mistakes come first
 
     from rich.console import Console
@@ -92,7 +104,32 @@ def run(args: argparse.Namespace) -> int:
         proven = [Finding("good" if proof.ok else "bad", proof.name, proof.said) for proof in proofs]
         _show(proven, console)
         findings += proven
+    if args.save:
+        from glm_accelerate.runtime.screen import say
+
+        machine.save(args.save, machine.facts(hardware))
+        say(console, f"saved: {args.save}")
     return ExitCode.USERS_INPUT if any(finding.state == "bad" for finding in findings) else ExitCode.DONE
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """This machine beside a file, or two files beside each other."""
+    if args.save or options.has_config(args):
+        raise UserError("--compare stands alone", cure="doctor --compare FILE [FILE2]")
+    if len(args.compare) > 2:
+        raise UserError(f"--compare has {len(args.compare)} files, expected one or two")
+    first, *second = args.compare
+    ours = machine.read(first)
+
+    from glm_accelerate.runtime.screen import new_console
+
+    if second:
+        titles, theirs = (first.name, second[0].name), machine.read(second[0])
+    else:
+        from glm_accelerate.plan.hardware import detect
+
+        titles, theirs = (first.name, "this machine"), machine.facts(detect())
+    return ExitCode.DONE if machine.compare(ours, theirs, titles, new_console()) else ExitCode.DIFFERENT
 
 
 def examine(hardware: "Hardware", holders: list[str]) -> Iterator[Finding]:
@@ -181,8 +218,7 @@ def memory(hardware: "Hardware", holders: list[str]) -> Finding:
 
 def cpp() -> Finding:
     """torch.compile on a CPU needs a C++ compiler; nothing else does."""
-    names = [name for name in (compiler(), "c++", "g++", "clang++") if name]
-    path = next((path for name in names if (path := shutil.which(name))), None)
+    path = machine.find_compiler()
     if path is None:
         return Finding("note", "C++ compiler", "none: nothing is compiled", "apt-get install g++")
     return Finding("good", "C++ compiler", path)

@@ -128,7 +128,8 @@ Train GLM models several times faster than the stock scripts, in less memory.
 {verbs}
 
 glm-accelerate VERB --help says more. Exit codes: 0 done, 1 our bug, 2 something to mend in
-what was given, 75 stopped with everything saved: run it again to go on.
+what was given, 4 machines that differ (doctor --compare), 75 stopped with everything
+saved: run it again to go on.
 """
 
 

@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     OUR_BUG = 1
     USERS_INPUT = 2  # something to mend in what was given
     AFTER_ANOTHER = 3  # a rank, because another one has failed
+    DIFFERENT = 4  # `doctor --compare`: two machines are not alike
     STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, try again
 
 
